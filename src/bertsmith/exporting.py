@@ -1,4 +1,4 @@
-"""Models for other programs: `bertsmith.export` writes Hugging Face and ONNX folders, with a model card."""
+"""Export models: `bertsmith.export` writes Hugging Face and ONNX folders with a model card."""
 
 import json
 import shutil
@@ -33,9 +33,9 @@ _PIPELINES = {
     "spans": "question-answering",
     "embedding": "sentence-similarity",
 }
-"""Hugging Face's pipeline by kind of task …"""
+"""Hugging Face pipeline by kind of task."""
 _HEADS = {"classifier": "text-classification", "tagger": "token-classification", "spans": "question-answering"}
-"""… and by head, if the task is unknown."""
+"""Hugging Face pipeline by head, if the task is unknown."""
 _AUTO = {
     "SequenceClassification": "text-classification",
     "TokenClassification": "token-classification",
@@ -44,8 +44,8 @@ _AUTO = {
     "MaskedLM": "fill-mask",
     "Seq2SeqLM": "translation",
 }
-"""Pipeline of the classes with an Auto class in `transformers`, by the end of their name."""
-_MAX_LABELS = 20  # labels shown
+"""Hugging Face pipeline by the suffix of a class name that has an Auto class in `transformers`."""
+_MAX_LABELS = 20  # in the card
 
 
 def write_card(
@@ -57,10 +57,10 @@ def write_card(
     subnet: Mapping[str, float] | None = None,
     remark: str | None = None,
 ) -> None:
-    """Write the card of a complete Hugging Face or ONNX folder.
+    """Write the model card of a complete Hugging Face or ONNX folder.
 
-    `result`: result.json of the model's own folder. `subnet`: width and depth of the exported part of it. `remark`: a
-    sentence on the form of the folder.
+    `result`: content of result.json in the source folder. `subnet`: width and depth if a sub-network was exported.
+    `remark`: a sentence on the format of the folder.
     """
     metadata = read_json(folder / METADATA_FILE) if (folder / METADATA_FILE).is_file() else None
     task = read_json(folder / "task.json").get("task", {}) if (folder / "task.json").is_file() else None
@@ -71,8 +71,8 @@ def write_card(
         if (folder / "modules.json").is_file():
             form = _sentences(name, form)
     parts = "encoder" if model.config.decoder is None else "encoder and decoder"
-    what = f"A {model.config.family} {parts} {form.what}."
-    lines = [*_front(form, model.config.family), "", f"# {name}", "", what, ""]
+    summary = f"A {model.config.family} {parts} {form.description}."
+    lines = [*_front_matter(form, model.config.family), "", f"# {name}", "", summary, ""]
     if remark is not None:
         lines += [f"{remark[0].upper()}{remark[1:].rstrip('.')}.", ""]
     lines += [
@@ -82,10 +82,10 @@ def write_card(
     ]
     score = None if result is None else _score(result, subnet)
     lines += [f"| score | {score} |"] * (score is not None)
-    lines += ["", "## How exact it is", "", exactness(metadata), ""] if metadata else [""]
-    lines += ["## Run it", "", "```python", *form.run, "```", "", "## Licence", ""]
+    lines += ["", "## Accuracy of the export", "", exactness(metadata), ""] if metadata else [""]
+    lines += ["## Usage", "", "```python", *form.run, "```", "", "## Licence", ""]
     lines += [
-        "None is stated: it is for whoever publishes this folder to state, with `license:` in the block above.",
+        "No licence is stated. If you publish this folder, add `license:` to the block above.",
         "",
     ]
     lines += [f"Made with Bertsmith {bertsmith.__version__}."]
@@ -106,19 +106,19 @@ def exactness(metadata: Json) -> str:
 
 
 class _Format(NamedTuple):
-    """The parts of a card that depend on the format of the folder."""
+    """The parts of a model card that depend on the format of the folder."""
 
     library: str
     pipeline: str
-    what: str
-    """Continues the sentence that describes the folder."""
+    description: str
+    """End of the sentence that describes the folder."""
     run: list[str]
     """Lines of Python that run the model."""
 
 
 def _onnx(name: str, metadata: Json, task: Json | None, tokenizer: Tokenizer | None) -> _Format:
     head = metadata["head"]
-    ends = "gives the last states" if head is None else f"ends with its {head} head"
+    ends = "returns the last hidden states" if head is None else f"ends with its {head} head"
     if task is not None:
         pipeline, call = _PIPELINES[task["kind"]], f"model.predict([{_example(task)}])"
     elif head == "masked_tokens":
@@ -128,7 +128,7 @@ def _onnx(name: str, metadata: Json, task: Json | None, tokenizer: Tokenizer | N
         pipeline, call = "feature-extraction", 'model.encode(["a text", "another one"])'
     else:
         pipeline, call = _HEADS[head], "model.outputs([[1, 2, 3]])  # token ids"
-    run = ["from bertsmith.runtime import load  # needs onnxruntime, tokenizers and numpy alone"]
+    run = ["from bertsmith.runtime import load  # needs only onnxruntime, tokenizers and numpy"]
     return _Format("onnx", pipeline, f"as an ONNX graph that {ends}", [*run, f"model = load({json.dumps(name)})", call])
 
 
@@ -140,8 +140,9 @@ def _hf(name: str, config: Json, *, has_tokenizer: bool) -> _Format:
     run += [f"from transformers import {auto}, AutoTokenizer", f"model = {auto}.from_pretrained({json.dumps(name)})"]
     run += [f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})"] if has_tokenizer else []
     opens = "after `import bertsmith.hf`" if is_ours else "without Bertsmith"
-    what = f"as a Hugging Face folder, {architecture}, which transformers opens {opens}"
-    return _Format("bertsmith" if is_ours else "transformers", _AUTO.get(ending, "feature-extraction"), what, run)
+    description = f"as a Hugging Face folder, {architecture}, which transformers opens {opens}"
+    library = "bertsmith" if is_ours else "transformers"
+    return _Format(library, _AUTO.get(ending, "feature-extraction"), description, run)
 
 
 def _sentences(name: str, form: _Format) -> _Format:
@@ -152,14 +153,14 @@ def _sentences(name: str, form: _Format) -> _Format:
     return form._replace(library="sentence-transformers", pipeline="sentence-similarity", run=run)
 
 
-def _front(form: _Format, family: str) -> list[str]:
-    """The YAML block for Hugging Face's hub."""
+def _front_matter(form: _Format, family: str) -> list[str]:
+    """Return the YAML block for the Hugging Face hub."""
     tags = [f"- {tag}" for tag in dict.fromkeys(("bertsmith", family, form.library))]
     return ["---", f"library_name: {form.library}", f"pipeline_tag: {form.pipeline}", "tags:", *tags, "---"]
 
 
 def _facts(model: Model, task: Json | None, metadata: Json | None) -> dict[str, str]:
-    """The table of the network and its task."""
+    """Return the rows of the table of the network and its task."""
     encoder = model.config.encoder
     embedding = encoder.embedding
     max_length = embedding.max_length if embedding.positions != "none" else None
@@ -170,10 +171,10 @@ def _facts(model: Model, task: Json | None, metadata: Json | None) -> dict[str, 
         "layers": f"{len(encoder.layers)} of width {encoder.width}",
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         "vocabulary": f"{encoder.vocabulary:,}" + ("" if model.tokenizer is not None else " (no tokenizer)"),
-        "longest input": "any number of tokens" if max_length is None else f"{max_length} tokens",
+        "maximum length": "unlimited" if max_length is None else f"{max_length} tokens",
     }
     if model.config.decoder is not None:
-        facts["layers of the decoder"] = str(len(model.config.decoder.layers))
+        facts["decoder layers"] = str(len(model.config.decoder.layers))
     if task is None:
         heads = ", ".join(head.kind for head in model.config.heads)
         return facts | {"heads": heads or "none"}
@@ -188,24 +189,24 @@ def _facts(model: Model, task: Json | None, metadata: Json | None) -> dict[str, 
 
 
 def _score(result: Json, subnet: Mapping[str, float] | None) -> str | None:
-    """The score of the model after training; None if its folder has none for this network."""
+    """Return the score of the model after training; None if result.json has no score for this network."""
     if "metric" not in result or not isinstance(result.get("score"), float | int):
         return None
     metric, score = result["metric"], result["score"]
     split = result.get("split", "dev")
     size = subnet or {"width": 1.0, "depth": 1.0}
     if "grid" in result:
-        # the score of an elastic model is the mean over its sizes: look up this one
-        own = [member["score"] for member in result["grid"] if {**member, **size} == member]
-        return f"{metric} {own[0]:.2f} on {split}, before the export" if own else None
-    low_high = result.get("interval")
-    spread = f" (95 % interval {low_high[0]:.1f} to {low_high[1]:.1f})" if low_high else ""
-    whole = "" if subnet is None else ", of the whole network before it was cut"
+        # the score of an elastic model is a mean over its sub-networks: look up the exported one
+        scores = [subnetwork["score"] for subnetwork in result["grid"] if {**subnetwork, **size} == subnetwork]
+        return f"{metric} {scores[0]:.2f} on {split}, before the export" if scores else None
+    interval = result.get("interval")
+    spread = f" (95 % confidence interval {interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
+    whole = "" if subnet is None else ", for the whole network before it was cut"
     return f"{metric} {score:.2f} on {split}{spread}{whole}, before the export"
 
 
 def _example(task: Json) -> str:
-    """An example input of a task as Python code."""
+    """Return an example input of a task as Python code."""
     if task["kind"] == "spans":
         return '("who forged it?", "Anna forged the gate.")'
     if task["kind"] == "choice":
@@ -239,14 +240,14 @@ def export(
     native: NativeChoice = "auto",
     force: bool = False,
 ) -> str | None:
-    """Write a model for another program with a model card, complete or not at all.
+    """Export a model with a model card; the folder is written atomically.
 
-    "hf" writes a folder for `transformers` and returns a remark on its form: it opens without our code if one of the
-    classes there computes the same, else after `import bertsmith.hf`; `native` = "always" or "never" forces one. "onnx"
-    writes a folder for ONNX Runtime, whose graph has the output of the task head, or the last hidden states, or, with
-    `head` = "masked_tokens", the scores of tokens; `samples` are batches to compare the graph with the model and to
-    calibrate activations. `task` is the folder of the fine-tuned model, for its task.json and score. `part` chooses the
-    encoder or the generator of a model that was trained against a generator.
+    "hf" writes a folder for `transformers` and returns a remark on its format: it opens without Bertsmith if a class
+    there computes the same, else after `import bertsmith.hf`; `native` = "always" or "never" forces one. "onnx" writes
+    a folder for ONNX Runtime; its graph returns the output of the task head, or the last hidden states, or, with `head`
+    = "masked_tokens", the masked-token logits. `samples` are batches that the graph is compared on and that calibrate
+    activations. `task` is the folder of the fine-tuned model, for its task.json and score. `part` selects the encoder
+    or the generator of a model that was trained with a generator.
     """
     check_options(to, precision, head)
     chosen = part_of(model, part)
@@ -267,14 +268,14 @@ def export(
 def _task_file(folder: str | Path) -> Path:
     path = Path(folder) / _TASK_FILE
     if not path.is_file():
-        raise InputError(f"task is {str(folder)!r}, which has no {_TASK_FILE}; give a fine-tuned model's folder")
+        raise InputError(f"task is {str(folder)!r}, which has no {_TASK_FILE}; give the folder of a fine-tuned model")
     return path
 
 
 def write_onnx(
     model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = (), head: HeadChoice = "auto"
 ) -> None:
-    """Write a model into an existing folder for ONNX Runtime, without task and card."""
+    """Write a model into an existing folder for ONNX Runtime, without task.json and model card."""
     artefact = Artefact(engine="onnxruntime", precision=precision)
     check_artefact(artefact)
     OnnxEngine().write(model, folder, precision, samples, head=head)
@@ -282,21 +283,21 @@ def write_onnx(
 
 
 def read_result(folder: str | Path | None) -> Json | None:
-    """Content of result.json in the folder of a model, for its card; None if there is none."""
+    """Return the content of result.json in the folder of a model; None if the file does not exist."""
     path = None if folder is None else Path(folder) / "result.json"
     return None if path is None or not path.is_file() else read_json(path)
 
 
 def _own_result(task: str | Path | None, model: Model) -> Json | None:
-    """The result of the folder, if its model is this one and not a part of it."""
+    """Return result.json of the folder if its model is this one, not a sub-network of it."""
     return read_result(task) if task is not None and read_config(Path(task)) == model.config else None
 
 
 def check_options(to: str, precision: str, head: str = "auto") -> None:
-    """Raise if the format does not exist, or has no precisions or heads to choose from."""
+    """Raise InputError if the format is unknown, or does not support the precision or the head."""
     if to not in FORMATS:
         raise InputError(f"to is {to!r}; {nearest(to, FORMATS)}")
     if to == "hf" and precision != "float32":
         raise InputError(f"precision is {precision!r} with to = 'hf'; allowed: float32, or to = 'onnx'")
     if to == "hf" and head != "auto":
-        raise InputError(f"head is {head!r} with to = 'hf', which takes all heads; allowed: auto, or to = 'onnx'")
+        raise InputError(f"head is {head!r} with to = 'hf', which writes all heads; allowed: auto, or to = 'onnx'")

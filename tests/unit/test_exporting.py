@@ -1,4 +1,4 @@
-"""The model card of an exported folder: what the hub reads of it, and what a person does."""
+"""The model card of an exported folder: metadata for the hub, and its text."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ import bertsmith
 from bertsmith.exporting import write_card
 from bertsmith.models.model import Model
 
-NOTES = {
+METADATA = {
     "head": None,
     "max_length": 16,
     "opset": 20,
@@ -19,7 +19,7 @@ NOTES = {
     "largest_difference": 0.0123,
     "largest_absolute_difference": 0.0456,
     "largest_output": 3.7,
-    "compared_on": "English messages of ours",
+    "compared_on": "English messages",
     "compared_sequences": 12,
     "compared_lengths": [1, 16],
     "weights_have_7_bits": True,
@@ -36,16 +36,16 @@ def card(
     model: Model,
     folder: Path,
     *,
-    notes: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     task: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
-    **told: Any,
+    **options: Any,
 ) -> ModelCard:
-    """The card of a folder that holds these files."""
-    for name, content in {"onnx.json": notes, "task.json": task and {"task": task}, "config.json": config}.items():
+    """Write the card of a folder with these files and load it."""
+    for name, content in {"onnx.json": metadata, "task.json": task and {"task": task}, "config.json": config}.items():
         if content is not None:
             (folder / name).write_text(json.dumps(content))
-    write_card(folder, model, "mine", **told)
+    write_card(folder, model, "mine", **options)
     return ModelCard.load(folder / "README.md")
 
 
@@ -68,7 +68,7 @@ def card(
 def test_metadata_and_code_of_each_task(
     model: Model, tmp_path: Path, task: dict[str, Any], pipeline: str, line: str
 ) -> None:
-    found = card(model, tmp_path, notes={**NOTES, "head": "classifier"}, task=task)
+    found = card(model, tmp_path, metadata={**METADATA, "head": "classifier"}, task=task)
     assert found.data.to_dict() == {
         "library_name": "onnx",
         "pipeline_tag": pipeline,
@@ -87,34 +87,34 @@ def test_metadata_and_code_of_each_task(
     ],
 )
 def test_graph_without_a_task(model: Model, tmp_path: Path, head: str | None, pipeline: str, line: str) -> None:
-    found = card(model, tmp_path, notes={**NOTES, "head": head})
+    found = card(model, tmp_path, metadata={**METADATA, "head": head})
     assert found.data.pipeline_tag == pipeline
     assert line in found.text
 
 
 def test_differences_and_sizes(model: Model, tmp_path: Path) -> None:
-    text = card(model, tmp_path, notes=NOTES).text
+    text = card(model, tmp_path, metadata=METADATA).text
     assert "Precision int8 (weights of 7 bits, for x86 without VNNI), ONNX opset 20." in text
-    assert "on 12 sequences of 1 to 16 tokens (English messages of ours)" in text
+    assert "on 12 sequences of 1 to 16 tokens (English messages)" in text
     assert "the largest difference of an output is 4.6e-02, at most 1.2e-02 of the largest output" in text
     assert "| layers | 2 of width 16 |" in text
     assert f"| parameters | {sum(weight.numel() for weight in model.parameters()):,} |" in text
-    assert "| longest input | 16 tokens |" in text
+    assert "| maximum length | 16 tokens |" in text
     assert "score" not in text
-    assert "None is stated: it is for whoever publishes this folder" in text
+    assert "No licence is stated. If you publish this folder, add `license:`" in text
 
 
 def test_score_of_the_exported_network(model: Model, tmp_path: Path) -> None:
-    def score(**told: Any) -> str | None:
-        lines = card(model, tmp_path, notes=NOTES, **told).text.splitlines()
+    def score(**options: Any) -> str | None:
+        lines = card(model, tmp_path, metadata=METADATA, **options).text.splitlines()
         return next((line for line in lines if line.startswith("| score")), None)
 
-    whole = "| score | accuracy 91.25 on dev (95 % interval 90.0 to 92.5), before the export |"
+    whole = "| score | accuracy 91.25 on dev (95 % confidence interval 90.0 to 92.5), before the export |"
     assert score(result=RESULT) == whole
     cut = score(result=RESULT, subnet={"width": 0.5, "depth": 1.0})
     assert cut is not None
-    assert "of the whole network before it was cut" in cut
-    # the score of an elastic model's folder is the mean over its sizes
+    assert "for the whole network before it was cut" in cut
+    # the score of an elastic model's folder is the mean over its sub-networks
     grid = [{"width": width, "depth": 1.0, "score": 80 + width} for width in (0.5, 1.0)]
     elastic = {**RESULT, "grid": grid}
     assert score(result=elastic) == "| score | accuracy 81.00 on dev, before the export |"
@@ -126,7 +126,7 @@ def test_score_of_the_exported_network(model: Model, tmp_path: Path) -> None:
 
 def test_labels_are_escaped(model: Model, tmp_path: Path) -> None:
     labels = ["yes|no", "two\nlines", *(str(index) for index in range(40))]
-    text = card(model, tmp_path, notes=NOTES, task={"kind": "classification", "labels": labels}).text
+    text = card(model, tmp_path, metadata=METADATA, task={"kind": "classification", "labels": labels}).text
     (row,) = [line for line in text.splitlines() if line.startswith("| labels")]
     assert row.startswith('| labels | "yes\\|no", "two\\nlines", "0"')
     assert row.endswith("and 22 more in task.json |")
@@ -152,4 +152,4 @@ def test_hugging_face_folders(model: Model, tmp_path: Path) -> None:
 def test_export_writes_a_card(model: Model, tmp_path: Path) -> None:
     bertsmith.export(model, tmp_path / "hf")
     assert ModelCard.load(tmp_path / "hf" / "README.md").data.library_name == "transformers"
-    bertsmith.export(model, tmp_path / "hf", force=True)  # a folder with a card is still a model's
+    bertsmith.export(model, tmp_path / "hf", force=True)  # a folder with a card counts as a model folder

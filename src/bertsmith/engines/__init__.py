@@ -1,1 +1,1 @@
-"""How a trained model runs: the engines, and the folder an engine runs from."""
+"""Engines that run trained models, and the artefacts they run."""

@@ -1,4 +1,4 @@
-"""Artefacts: folders that say which engine runs their model, and in which precision."""
+"""Artefacts: model folders for one engine and precision, named in artefact.json."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequ
 
 
 def check_artefact(artefact: Artefact) -> None:
-    """Raise if an engine does not support the precision, or lacks a package on this machine."""
+    """Raise InputError if the engine does not support the precision or is not installed."""
     engine = ENGINES[artefact.engine]
     if artefact.precision not in engine.precisions:
         allowed = ", ".join(engine.precisions)
@@ -38,7 +38,7 @@ def check_artefact(artefact: Artefact) -> None:
 
 
 def read_artefact(folder: Path) -> Artefact:
-    """Read the artefact.json of a folder; without one, PyTorch runs it."""
+    """Read the artefact.json of a folder; without one, the engine is PyTorch in float32."""
     path = folder / ARTEFACT_FILE
     return Artefact.parse(read_json(path), source=str(path)) if path.is_file() else Artefact(engine="torch")
 
@@ -53,10 +53,12 @@ def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None
     engine = ENGINES[artefact.engine]
     missing = engine.missing()
     if missing is not None:
-        raise InputError(f"{str(folder)!r} is run by {engine.name}, which {missing}")
+        raise InputError(f"{str(folder)!r} needs the engine {engine.name}, which {missing}")
     if device not in ("cpu", "auto"):
-        raise InputError(f"--device is {device!r}; {str(folder)!r} was made for the CPU; allowed: auto, cpu")
+        raise InputError(
+            f"--device is {device!r}, but the artefact {str(folder)!r} runs on the CPU; allowed: auto, cpu"
+        )
     runner = engine.open(folder, artefact.precision, threads=threads)
-    # compiled models cannot exit early: batches that shrink have too many shapes
+    # compiled models do not exit early: shrinking batches would compile for too many shapes
     model = runner.torch_model if artefact.engine == "torch" else None
     return runner if model is None else with_exits(model)

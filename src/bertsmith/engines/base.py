@@ -1,4 +1,4 @@
-"""The contract of an engine: write a model into a folder in one of its precisions, and run it from there."""
+"""Interfaces of engines, which write and open artefacts, and of runners, which run batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
 Precision = Literal["float32", "bfloat16", "int8", "int8_static", "int8_weights"]
-"""float32 and bfloat16; 8 bits with activation ranges per batch (int8) or calibrated (int8_static); 8-bit weights
-multiplied in float32 (int8_weights)."""
+"""float32, bfloat16, or one of three 8-bit modes: dynamic quantisation (int8), static quantisation with calibrated
+activation ranges (int8_static), or 8-bit weights multiplied in float32 (int8_weights)."""
 
 
 class Runner(Protocol):
-    """Runs batches: a PyTorch model, a model with early exits, or an ONNX graph.
+    """Interface of everything that runs batches: a PyTorch model, a model with early exits, an ONNX graph.
 
     Shape: tokens and types (batch, length) or (tokens,).
     """
@@ -36,7 +36,7 @@ class Runner(Protocol):
 
     @property
     def torch_model(self) -> Model | None:
-        """The PyTorch model, from which sub-networks and attention maps are taken; None for an ONNX graph."""
+        """The PyTorch model, for sub-networks and attention maps; None for an ONNX graph."""
 
     @property
     def is_for_tokens(self) -> bool:
@@ -44,11 +44,11 @@ class Runner(Protocol):
 
     @property
     def has_subnets(self) -> bool:
-        """Whether `subnet` may be given."""
+        """Whether `outputs` accepts a `subnet`."""
 
     @property
     def has_early_exits(self) -> bool:
-        """Whether sequences may leave the batch before the last layer."""
+        """Whether sequences may exit before the last layer."""
 
     @property
     def mean_layers(self) -> float | None:
@@ -63,7 +63,7 @@ class Runner(Protocol):
     def require_tokenizer(self) -> Tokenizer: ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Evaluation mode; entering resets the counters of early exits."""
+        """Context manager for evaluation mode; entering resets the early-exit counters."""
 
     def outputs(
         self,
@@ -107,7 +107,7 @@ class Engine(ABC):
     precisions: ClassVar[tuple[Precision, ...]]
 
     def missing(self) -> str | None:
-        """Why the engine cannot run on this machine, as half a sentence, or None."""
+        """Return why the engine cannot run here ("needs onnxruntime: pip install …"), or None if it can."""
         return None
 
     @abstractmethod
@@ -116,11 +116,11 @@ class Engine(ABC):
 
     @abstractmethod
     def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Runner:
-        """Open what `write` wrote; `threads` None for one per core."""
+        """Open a folder that `write` wrote; `threads` None for one per core."""
 
 
 class Artefact(Record):
-    """Content of artefact.json: how the model in a folder is run."""
+    """Content of artefact.json: engine and precision of the model in a folder."""
 
     engine: Literal["torch", "compiled", "onnxruntime"]
     precision: Precision = "float32"

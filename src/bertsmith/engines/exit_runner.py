@@ -1,4 +1,4 @@
-"""Run a model with early exits: every item leaves the batch at the first exit that is confident enough."""
+"""Run a model with early exits: every item is answered by the first exit that is confident enough."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class ModelRunner:
-    """Base of runners that wrap a PyTorch model: everything is delegated to it."""
+    """Base class of runners that delegate to a PyTorch model."""
 
     has_subnets = False
     has_early_exits = False
@@ -75,7 +75,7 @@ class ModelRunner:
 
 
 class ExitRunner(ModelRunner):
-    """Applies an exit rule and counts the layers that were computed since `evaluating` was last entered."""
+    """Apply an exit rule and count the computed layers since `evaluating` was last entered."""
 
     has_early_exits = True
 
@@ -84,7 +84,7 @@ class ExitRunner(ModelRunner):
         exits_config(model).check_rule(rule)
         self.rule = rule
         self.layers_used: Counter[int] = Counter()
-        """Number of sequences by the layers computed for them."""
+        """Number of sequences by the number of layers computed for them."""
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class ExitRunner(ModelRunner):
 
     @property
     def mean_layers(self) -> float | None:  # type: ignore[override]
-        """Mean over sequences; None before the first batch."""
+        """Mean number of layers per sequence; None before the first batch."""
         sequences = self.layers_used.total()
         return sum(depth * count for depth, count in self.layers_used.items()) / sequences if sequences else None
 
@@ -115,9 +115,9 @@ class ExitRunner(ModelRunner):
     def early(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, sizes: Tensor | None = None
     ) -> EarlyAnswers:
-        """Return the outputs of every sequence and the layers they took.
+        """Return the outputs of every sequence and the number of layers computed for it.
 
-        The confidence of a choice is that of an item: without `sizes`, choices take all layers.
+        In multiple choice an exit decides per item, so without `sizes` all layers are computed.
         Shape: tokens and types (batch, length) or (tokens,); sizes (items,), int64.
         """
         if sizes is None and exits_config(self.model).answer == "choices":
@@ -130,7 +130,7 @@ class ExitRunner(ModelRunner):
 
 
 class AllExits(ModelRunner):
-    """Concatenates the outputs of every exit, the task head last: (sequences, exits × outputs)."""
+    """Return the concatenated outputs of every exit, the task head last: (sequences, exits × outputs)."""
 
     def outputs(
         self,
@@ -145,6 +145,6 @@ class AllExits(ModelRunner):
 
 
 def with_exits(model: Model) -> Runner:
-    """Return a runner that uses the model's exits, or the model itself if it has no exits or no rule for them."""
+    """Return a runner that uses the model's exits, or the model itself if it has no exits or no exit rule."""
     rule = exits_config(model).rule if "exits" in model.heads else None
     return model if rule is None else ExitRunner(model, rule)

@@ -1,4 +1,4 @@
-"""Models with 8-bit codes instead of matrices: quantise a trained model, write it, read it."""
+"""8-bit models: quantise, write and open models whose matrices are int8 codes."""
 
 import copy
 from collections.abc import Sequence
@@ -32,21 +32,21 @@ from bertsmith.models.quantise import is_kernel, measuring, quantised, swap
 from bertsmith.text.tokenizer import Tokenizer
 
 Activations = Literal["float", "token", "measured"]
-"""Activations of a product: in floating point, quantised per token, or quantised with calibrated ranges."""
+"""Activations of a matrix product: in floating point, quantised per token, or quantised with calibrated ranges."""
 
 BY_ROW = WeightRounding(QuantisationConfig(weight_ranges="row"), 8)
-"""Quantisation of weights of a model trained without quantisation."""
+"""Weight quantisation of models that were trained without it."""
 _BITS = 8
 
 
 def quantise_rows(rows: Tensor, rounding: WeightRounding) -> tuple[Tensor, Tensor]:
-    """Codes of a matrix, (rows, columns), and the step of every row, (rows,)."""
+    """Return the int8 codes of a matrix, (rows, columns), and the step of every row, (rows,)."""
     steps = step_of(rounding.limits(rows), rounding.bits)
     return codes_of(rows.detach(), steps, rounding.bits).to(torch.int8), steps.flatten().float()
 
 
 def int_product(codes: Tensor, weights: Tensor) -> Tensor:
-    """Exact integer product of codes: (tokens, inputs), (outputs, inputs) -> (tokens, outputs), int32."""
+    """Integer product of codes: (tokens, inputs), (outputs, inputs) -> (tokens, outputs), int32."""
     return torch._int_mm(codes, weights.t())
 
 
@@ -57,7 +57,7 @@ def products_are_exact() -> bool:
 
 
 class Int8Linear(LinearLayer):
-    """A linear layer of fixed size on codes, with the interface of ElasticLinear."""
+    """A linear layer with int8 weights and fixed size, with the interface of ElasticLinear."""
 
     codes: Tensor
     steps: Tensor
@@ -78,20 +78,20 @@ class Int8Linear(LinearLayer):
             self.leaving = layer.leaving
 
     def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
-        _refuse_cut(used)
+        _require_whole(used)
         codes, steps, bias, parts, use = self.codes, self.steps, self.bias, used.parts, 0
         if parts is not None:
             codes = codes.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
             steps = steps.unflatten(0, (self.parts, -1))[parts].flatten()
             bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
             use = parts.start + 1
-        left = self.entering(hidden, codes, use).mul_(steps)  # in place: allocating costs as much as the product
-        left = left if bias is None else left.add_(bias)
-        return left if self.leaving is None else self.leaving(left, use, parts)
+        outputs = self.entering(hidden, codes, use).mul_(steps)  # in place: allocating costs as much as the product
+        outputs = outputs if bias is None else outputs.add_(bias)
+        return outputs if self.leaving is None else self.leaving(outputs, use, parts)
 
 
 class Int8GroupedLinear(LinearLayer):
-    """A grouped linear layer on codes: each block of inputs with the codes of its block of outputs."""
+    """A grouped linear layer with int8 weights: block-diagonal, one block per group."""
 
     codes: Tensor
     steps: Tensor
@@ -110,14 +110,14 @@ class Int8GroupedLinear(LinearLayer):
         self.entering = ActivationProduct(activations, ranges)
 
     def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
-        _refuse_cut(used)
+        _require_whole(used)
         blocks = zip(hidden.chunk(self.groups, dim=-1), self.codes.chunk(self.groups), strict=True)
         sums = torch.cat([self.entering(block, codes) for block, codes in blocks], dim=-1)
         return sums.mul_(self.steps).add_(self.bias)
 
 
 class ActivationProduct(nn.Module):
-    """The product of activations with codes of weights, before the steps of the weights are applied.
+    """Product of activations and weight codes, before scaling by the weight steps.
 
     Shape: limits of calibrated ranges (uses,).
     """
@@ -129,7 +129,9 @@ class ActivationProduct(nn.Module):
         self.activations, self.bits = activations, _BITS if ranges is None else ranges.bits
         is_measured = activations == "measured"
         if is_measured and ranges is None:
-            raise InputError("precision is 'int8_static' and the model rounds no activations; allowed: int8_weights")
+            raise InputError(
+                "precision is 'int8_static', but the model does not quantise activations; allowed: int8_weights"
+            )
         if is_measured and self.bits > _BITS:
             raise InputError(f"quantisation.activation_bits is {self.bits}; allowed with int8_static: up to {_BITS}")
         uses = [] if ranges is None else [ranges.effective_limits(use) for use in range(ranges.limits.shape[0])]
@@ -165,56 +167,58 @@ class Int8Rows(TokenRows):
         return self.codes * self.steps
 
 
-def _refuse_cut(used: WeightSlice) -> None:
+def _require_whole(used: WeightSlice) -> None:
     if any(value is not None for value in (used.keep_in, used.keep_out, used.gate)):
-        raise InputError("an int8 model has one size and no gates; extract a sub-network before it is written")
+        raise InputError("an int8 model has one size and no gates; extract a sub-network before writing it as int8")
 
 
 ACTIVATIONS: dict[Precision, Activations] = {"int8_weights": "float", "int8": "token", "int8_static": "measured"}
-"""Treatment of activations by precision."""
+"""Activations by precision."""
 
 
 @torch.no_grad()
 def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = ()) -> Model:
-    """Return a copy on the CPU that computes with codes; a model trained with quantisation keeps its ranges.
+    """Return an int8 copy of a model on the CPU; a model trained with quantisation keeps its ranges.
 
     For int8_static, a model without ranges is calibrated on the samples.
     """
     if model.config.generator is not None or model.config.decoder is not None:
-        raise InputError(f"precision is {precision!r} and the model has a generator or a decoder; allowed: float32")
+        raise InputError(f"precision is {precision!r}, but the model has a generator or a decoder; allowed: float32")
     activations = ACTIVATIONS[precision]
     if activations == "measured" and model.config.quantisation is None:
         model = _calibrate(model, samples)
     small = copy.deepcopy(model).to("cpu", torch.float32)
 
-    def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
-        if isinstance(part, ElasticLinear) and not is_kernel(parent):
-            return Int8Linear(part, activations)
-        if isinstance(part, GroupedLinear):
-            return Int8GroupedLinear(part, activations)
-        if isinstance(part, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
+    def quantise(name: str, parent: nn.Module, module: nn.Module) -> nn.Module:
+        if isinstance(module, ElasticLinear) and not is_kernel(parent):
+            return Int8Linear(module, activations)
+        if isinstance(module, GroupedLinear):
+            return Int8GroupedLinear(module, activations)
+        if isinstance(module, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
             table, parent.token_table = parent.token_table, None
-            return Int8Rows(table, part.rounding if isinstance(part, QuantisedRows) else BY_ROW)
-        return part
+            return Int8Rows(table, module.rounding if isinstance(module, QuantisedRows) else BY_ROW)
+        return module
 
-    swap(small, make)
+    swap(small, quantise)
     return small.eval().requires_grad_(False)
 
 
 def write_int8(model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
     """Write codes, steps and the remaining floating-point tensors into an existing folder."""
     small = int8_model(model, precision, samples)
-    for name, part in small.named_modules():
-        if isinstance(part, ActivationProduct) and part.limits is not None and not part.limits.any():
-            raise InputError(f"precision is {precision!r}, and what enters {name[:-9]} was never measured; train first")
+    for name, module in small.named_modules():
+        if isinstance(module, ActivationProduct) and module.limits is not None and not module.limits.any():
+            raise InputError(
+                f"precision is {precision!r}, but the activation range of {name[:-9]} was never measured; train first"
+            )
     write_model(small, folder, weights="int8")
 
 
 def open_int8(folder: Path, precision: Precision) -> Model:
-    """Open a folder of codes; they are used as written."""
+    """Open a folder written by `write_int8`."""
     if ACTIVATIONS[precision] != "float" and not products_are_exact():
         raise InputError(
-            f"precision is {precision!r}, and this processor multiplies 8-bit numbers inexactly; allowed: int8_weights"
+            f"precision is {precision!r}, but int8 products overflow on this processor; allowed: int8_weights"
         )
     model, weights = int8_model(assemble(read_config(folder)).eval(), precision), find_weights(folder)
     copy_tensors(read_tensors(weights), model, str(weights))
@@ -225,9 +229,9 @@ def open_int8(folder: Path, precision: Precision) -> Model:
 
 def _calibrate(model: Model, samples: Sequence[Inputs]) -> Model:
     if not samples:
-        raise InputError("precision is 'int8_static', which needs samples to measure activations with; give some")
-    rounding = quantised(model, QuantisationConfig(weight_ranges="row")).cpu()  # samples are on the CPU
-    with measuring(rounding):
+        raise InputError("precision is 'int8_static', which needs samples to calibrate activation ranges; pass samples")
+    calibrated = quantised(model, QuantisationConfig(weight_ranges="row")).cpu()  # samples are on the CPU
+    with measuring(calibrated):
         for sample in samples:
-            rounding.outputs(sample.tokens, sample.layout, sample.types)
-    return rounding
+            calibrated.outputs(sample.tokens, sample.layout, sample.types)
+    return calibrated

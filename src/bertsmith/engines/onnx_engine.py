@@ -1,4 +1,4 @@
-"""ONNX Runtime as an engine: the model is one file, model.onnx, compared with its PyTorch model when written."""
+"""ONNX Runtime engine: writes model.onnx and compares it with the PyTorch model."""
 
 import copy
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ from bertsmith.text.support_desk import messages
 from bertsmith.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a float32 graph from its model; relative to the largest output if that is above 1."""
+"""Maximum difference between a float32 graph and its model, relative to max(1, largest output)."""
 
 
 class OnnxEngine(Engine):
@@ -63,17 +63,19 @@ class OnnxEngine(Engine):
         *,
         head: HeadChoice = "auto",
     ) -> None:
-        """Write the graph and its files into a folder; `head` is the output of the graph."""
+        """Write the graph and its files into a folder; `head` selects the output of the graph."""
         missing = missing_packages("onnxruntime", "onnx", "onnxscript")
         if missing is not None:
             raise InputError(f"engine is {self.name!r}, which {missing}")
         if precision == "int8_static" and not samples:
-            raise InputError("precision is 'int8_static' and there are no samples to measure ranges on; give samples")
+            raise InputError(
+                "precision is 'int8_static', which needs samples to calibrate activation ranges; pass samples"
+            )
         check_graph(model)
         output_head = graph_head(model.config, head)
         with TemporaryDirectory(dir=folder, prefix=".onnx-") as name, torch.no_grad():
             new = Path(name)
-            self._write(_plain(model), new, precision, samples, output_head)
+            self._write(_as_float32(model), new, precision, samples, output_head)
             for path in sorted(new.iterdir()):
                 path.replace(folder / path.name)
 
@@ -102,24 +104,25 @@ class OnnxEngine(Engine):
                 else:
                     quantise_static(graph, path, names, samples)
         runner = OnnxRunner(open_session(path, None), model.config, model.tokenizer, head)
-        found = measure_difference(model, runner, samples)
-        if precision == "float32" and not found.absolute <= TOLERANCE * max(1.0, found.largest_output):
+        difference = measure_difference(model, runner, samples)
+        if precision == "float32" and not difference.absolute <= TOLERANCE * max(1.0, difference.largest_output):
             raise InputError(
-                f"the ONNX graph of this model differs from it by {found.absolute:.1e} where the largest output is "
-                f"{found.largest_output:.1e}; allowed: up to {TOLERANCE:.0e} of it, or {TOLERANCE:.0e} if it is below 1"
+                f"the ONNX graph differs from the model by {difference.absolute:.1e} (largest output: "
+                f"{difference.largest_output:.1e}); allowed: up to {TOLERANCE:.0e} × max(1, largest output)"
             )
         metadata = {**asdict(graph_metadata(model.config, head)), "outputs": ["outputs"]}
         metadata |= {"opset": OPSET, "precision": precision}
-        metadata |= {"largest_difference": found.relative, "largest_absolute_difference": found.absolute}
-        metadata |= {"largest_output": found.largest_output, "compared_on": found.inputs}
-        metadata |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.max_length]}
+        metadata |= {"largest_difference": difference.relative, "largest_absolute_difference": difference.absolute}
+        metadata |= {"largest_output": difference.largest_output, "compared_on": difference.inputs}
+        metadata |= {"compared_sequences": difference.sequences}
+        metadata |= {"compared_lengths": [difference.min_length, difference.max_length]}
         if precision != "float32":
             metadata["weights_have_7_bits"] = reduces_range()
         write_json(folder / METADATA_FILE, metadata)
 
 
 class OnnxRunner:
-    """Run batches through an ONNX graph, which has one output (`head`) and one size."""
+    """Run batches through an ONNX graph with one output (`head`)."""
 
     torch_model = None
     has_subnets = False
@@ -162,12 +165,12 @@ class OnnxRunner:
         subnet: Subnet | None = None,
         sizes: Tensor | None = None,
     ) -> Tensor:
-        """Return the outputs of the head or the last hidden states; packed batches are padded for it.
+        """Return the outputs of the head or the last hidden states; packed batches are padded.
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
         if subnet is not None:
-            raise InputError("subnet is given, and an ONNX graph has one size; allowed: None")
+            raise InputError("subnet is set, but an ONNX graph has one size; allowed: None")
         rows, padded = layout.pad(tokens)
         token_types = None if types is None else layout.pad(types)[0].long().numpy()
         is_token = torch.ones_like(rows) if padded.is_token is None else padded.is_token
@@ -187,19 +190,19 @@ class OnnxRunner:
 
 
 def missing_packages(*packages: str) -> str | None:
-    """Half a sentence that names packages that are not installed, or None."""
+    """Return "needs …: pip install …" for packages that are not installed, or None."""
     missing = [package for package in packages if find_spec(package) is None]
     return f"needs {' and '.join(missing)}: pip install 'bertsmith[onnx]'" if missing else None
 
 
-def _plain(model: Model) -> Model:
-    """The model in eval mode, in float32 and on the CPU; copied if needed."""
-    is_plain = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
-    return model if is_plain and not model.training else copy.deepcopy(model).to("cpu", torch.float32).eval()
+def _as_float32(model: Model) -> Model:
+    """Return the model in eval mode, in float32 and on the CPU; copied if needed."""
+    is_float32 = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
+    return model if is_float32 and not model.training else copy.deepcopy(model).to("cpu", torch.float32).eval()
 
 
 MAX_PROBE_LENGTH = 2048  # attention over longer sequences takes gigabytes
-_RAGGED_LENGTH = 128  # longest sequence of a batch of several
+_RAGGED_LENGTH = 128  # maximum length in a batch of several sequences
 _MESSAGES = 6
 _SAMPLE_BATCHES = 4
 
@@ -209,32 +212,32 @@ class Difference(NamedTuple):
 
     absolute: float
     relative: float
-    """As a share of the model's largest output in the batch."""
+    """Relative to the model's largest output in the batch."""
     largest_output: float
     sequences: int
-    shortest: int
+    min_length: int
     max_length: int
     inputs: str
     """Description of the inputs."""
 
 
 def measure_difference(model: Model, runner: OnnxRunner, samples: Sequence[Inputs]) -> Difference:
-    """Compare a graph with its model at the real tokens of probe batches and samples."""
+    """Compare a graph with its model on the real tokens of probe batches and samples."""
     batches, description = probe_batches(model, runner.head, samples)
     absolute, relative, largest = [], [], []
     lengths: list[int] = []
     for batch in batches:
-        expected, found = _model_outputs(model, runner, batch), _real_tokens(runner, runner.outputs(*batch), batch)
-        if runner.head == "masked_tokens" and found.dim() == 3:
-            found = found.flatten(0, 1)
-        difference, size = float((found - expected).abs().max()), float(expected.abs().max())
+        expected, actual = _model_outputs(model, runner, batch), _real_tokens(runner, runner.outputs(*batch), batch)
+        if runner.head == "masked_tokens" and actual.dim() == 3:
+            actual = actual.flatten(0, 1)
+        difference, size = float((actual - expected).abs().max()), float(expected.abs().max())
         absolute.append(difference)
         relative.append(difference / max(size, 1e-12))
         largest.append(size)
         lengths += batch.layout.lengths().tolist()
 
     def worst(differences: list[float]) -> float:
-        return max(differences, key=lambda value: float("inf") if value != value else value)  # NaN is the worst
+        return max(differences, key=lambda value: float("inf") if value != value else value)  # NaN counts as worst
 
     return Difference(
         worst(absolute), worst(relative), max(largest), len(lengths), min(lengths), max(lengths), description
@@ -246,9 +249,9 @@ def _real_tokens(runner: OnnxRunner, outputs: Tensor, batch: Inputs) -> Tensor:
 
 
 def _model_outputs(model: Model, runner: OnnxRunner, batch: Inputs) -> Tensor:
-    """Outputs of the model itself at real tokens, (…, outputs)."""
+    """Return the outputs of the PyTorch model at real tokens, (…, outputs)."""
     if runner.head == "masked_tokens":
-        # as in training, with the positions of all real tokens
+        # as in training, with all real tokens as masked positions
         is_token = torch.ones_like(batch.tokens) if batch.layout.is_token is None else batch.layout.is_token
         positions = is_token.flatten().nonzero().squeeze(-1)
         output = model.run(EncoderInputs(*batch), Want(masked_positions=positions))
@@ -260,26 +263,26 @@ def _model_outputs(model: Model, runner: OnnxRunner, batch: Inputs) -> Tensor:
 
 
 def probe_batches(model: Model, head: GraphHead | None, samples: Sequence[Inputs]) -> tuple[list[Inputs], str]:
-    """Batches of padded rows from one token to the model's limit and some samples, and their description."""
+    """Return padded batches from one token up to the maximum length plus some samples, and their description."""
     limit = min(max_input_length(model.config, head) or model.config.encoder.embedding.max_length, MAX_PROBE_LENGTH)
     generator = np.random.default_rng(0)
     tokenizer, vocabulary = model.tokenizer, model.config.encoder.vocabulary
     stream = generator.integers(0, vocabulary, limit) if tokenizer is None else _message_tokens(tokenizer, limit)
 
     def sequence(length: int) -> np.ndarray:
-        """The first tokens of the stream, between the tokenizer's special tokens."""
+        """First tokens of the stream, between the tokenizer's special tokens."""
         if tokenizer is None:
             return stream[:length]
         ends = [tokenizer.start], [tokenizer.separator]
         return np.concatenate([ends[0], stream[: max(0, length - 2)], ends[1]])[:length]
 
-    some = min(limit, _RAGGED_LENGTH)
-    batch_lengths = ((1,), (2, 1), (some, 1, (some + 1) // 2), (limit,))
+    ragged = min(limit, _RAGGED_LENGTH)
+    batch_lengths = ((1,), (2, 1), (ragged, 1, (ragged + 1) // 2), (limit,))
     batches = [[sequence(length) for length in lengths] for lengths in batch_lengths]
     if tokenizer is not None:
         texts = list(islice(messages(), 0, 40 * _MESSAGES, 40))  # of different lengths
         batches.append([row[:limit] for row in tokenizer.encode(texts, padding=False)["input_ids"]])
-    description = "random token ids, as the model has no tokenizer" if tokenizer is None else "English messages of ours"
+    description = "random token ids, as the model has no tokenizer" if tokenizer is None else "English messages"
     if samples:
         description += " and rows of the task's data"
     types = model.config.encoder.embedding.types
@@ -287,19 +290,19 @@ def probe_batches(model: Model, head: GraphHead | None, samples: Sequence[Inputs
 
 
 def _message_tokens(tokenizer: Tokenizer, count: int) -> np.ndarray:
-    """`count` tokens of concatenated messages."""
-    found: list[int] = []
+    """Return `count` tokens of concatenated messages."""
+    tokens: list[int] = []
     texts = list(messages())
     for begin in range(0, len(texts), 64):
         for ids in tokenizer.encode_plain(texts[begin : begin + 64]):
-            found += ids
-        if len(found) >= count:
+            tokens += ids
+        if len(tokens) >= count:
             break
-    return np.resize(np.array(found or [tokenizer.unknown]), count)
+    return np.resize(np.array(tokens or [tokenizer.unknown]), count)
 
 
 def _padded_rows(rows: Sequence[np.ndarray], types: int) -> Inputs:
-    """Sequences as padded rows; if the model has token types, the second half of each has the second type."""
+    """Pad sequences to rows; if the model has token types, the second half of each row has type 1."""
     lengths = torch.tensor([len(row) for row in rows])
     position = torch.arange(int(lengths.max()))
     is_token = position < lengths[:, None]

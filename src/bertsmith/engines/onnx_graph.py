@@ -24,19 +24,19 @@ from bertsmith.models.heads.pretraining import MaskDecoder
 from bertsmith.models.model import Model
 
 OPSET = 20
-"""The first version with Gelu; all recent programs read it."""
+"""The first opset with Gelu, widely supported."""
 MAX_BYTES = 2 * 1024**3 - 64 * 1024**2
-"""Maximum bytes of weights: a file is one protobuf message of at most 2 GiB, with some room for the graph."""
-_TRACED = (2, 6)  # sequences and tokens of the traced inputs; both are dynamic in the graph
-_ANY = 2**20  # upper bound for tracing where there is no limit
+"""Maximum bytes of weights: a file is one protobuf message of at most 2 GiB, which also holds the graph."""
+_TRACED = (2, 6)  # batch and length of the traced inputs; both are dynamic in the graph
+_UNLIMITED = 2**20  # upper bound of dynamic axes without a limit
 
 
 HeadChoice = Literal["auto", "masked_tokens"]
-"""Output of a graph: the task head if there is one, else the last hidden states; or the scores of masked tokens."""
+"""Output of a graph: the task head, or without one the last hidden states ("auto"), or the masked-token logits."""
 
 
 class RowsModel(nn.Module):
-    """The model as a function of padded rows: the output of a head, or the last hidden states."""
+    """Wrap a model as a function of padded rows that returns the output of a head or the last hidden states."""
 
     def __init__(self, model: Model, head: GraphHead | None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class RowsModel(nn.Module):
 
 
 def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None, backend: str) -> Tensor:
-    """Scores of the masked_tokens head at every position, so that no shape depends on the masks.
+    """Return the logits of the masked_tokens head at every position, so that no shape depends on the masks.
 
     Shape: tokens and types (batch, length) -> (batch, length, vocabulary).
     """
@@ -78,17 +78,19 @@ def has_task_head(config: ModelConfig) -> bool:
 
 
 def graph_head(config: ModelConfig, choice: HeadChoice = "auto") -> GraphHead | None:
-    """The head whose output the graph has; None for the last hidden states."""
+    """Return the output head of the graph; None for the last hidden states."""
     if choice not in get_args(HeadChoice):
         raise InputError(f"head is {choice!r}; {nearest(choice, get_args(HeadChoice))}")
     if choice == "masked_tokens":
         kinds = [head.kind for head in config.heads]
         if "masked_tokens" not in kinds:
             have = ", ".join(kinds) or "none"
-            raise InputError(f"head is 'masked_tokens', which this model has not (its heads: {have}); allowed: auto")
+            raise InputError(
+                f"head is 'masked_tokens', which this model does not have (its heads: {have}); allowed: auto"
+            )
         return choice
-    found = next((head.kind for head in config.heads if isinstance(head, TaskHeadConfig)), None)
-    return cast(GraphHead | None, found)
+    kind = next((head.kind for head in config.heads if isinstance(head, TaskHeadConfig)), None)
+    return cast(GraphHead | None, kind)
 
 
 def input_names(config: ModelConfig) -> tuple[str, ...]:
@@ -102,25 +104,26 @@ def max_input_length(config: ModelConfig, head: GraphHead | None = None) -> int 
     embedding, universal = config.encoder.embedding, config.encoder.universal
     limits = [embedding.max_length] if embedding.positions != "none" or universal is not None else []
     if head == "masked_tokens":
-        limits += [own.max_length for own in config.heads if isinstance(own, MaskDecoderConfig)]
+        limits += [head.max_length for head in config.heads if isinstance(head, MaskDecoderConfig)]
     return min(limits, default=None)
 
 
 def graph_metadata(config: ModelConfig, head: GraphHead | None) -> GraphMetadata:
-    """Inputs and limits of the graph of a model with this output head."""
+    """Return the inputs and limits of the graph of a model with this output head."""
     embedding, max_length = config.encoder.embedding, max_input_length(config, head)
-    cut = embedding.max_length if max_length is None else min(embedding.max_length, max_length)
-    return GraphMetadata(input_names(config), head, config.encoder.vocabulary, max_length, cut, embedding.types)
+    text_length = embedding.max_length if max_length is None else min(embedding.max_length, max_length)
+    return GraphMetadata(input_names(config), head, config.encoder.vocabulary, max_length, text_length, embedding.types)
 
 
 def check_graph(model: Model) -> None:
-    """Raise if a model cannot be written as one ONNX graph."""
+    """Raise InputError if a model cannot be written as one ONNX graph."""
     if model.config.decoder is not None:
-        raise InputError("this model has a decoder, whose steps are no single graph; allowed for ONNX: encoders")
+        raise InputError("this model has a decoder, which ONNX export does not support; allowed: encoders")
     for head in model.config.heads:
         if isinstance(head, TaskHeadConfig) and head.recurrent is not None:
             raise InputError(
-                "this model's head has a BiLSTM (head.recurrent), which is not written as ONNX; allowed: heads without"
+                "this model's head has a BiLSTM (head.recurrent), which ONNX export does not support; "
+                "allowed: heads without one"
             )
     size = sum(parameter.numel() for parameter in model.parameters()) * 4
     if size > MAX_BYTES:
@@ -128,7 +131,7 @@ def check_graph(model: Model) -> None:
 
 
 def write_graph(model: Model, path: Path, head: GraphHead | None) -> None:
-    """Write a model in eval mode, in float32 and on the CPU as an ONNX file with this output head."""
+    """Write a model (in eval mode, float32, on the CPU) as an ONNX file with this output head."""
     check_graph(model)
     with TemporaryDirectory(dir=path.parent, prefix=".graph-") as folder:
         traced = Path(folder) / "traced.onnx"
@@ -138,9 +141,9 @@ def write_graph(model: Model, path: Path, head: GraphHead | None) -> None:
 
 def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
     names, max_length = input_names(config), max_input_length(config, rows.head)
-    batch = torch.export.Dim("batch", max=_ANY)
-    length = torch.export.Dim("length", max=max_length or _ANY)
-    tokens = torch.zeros(_TRACED[0], min(_TRACED[1], max_length or _ANY), dtype=torch.long)
+    batch = torch.export.Dim("batch", max=_UNLIMITED)
+    length = torch.export.Dim("length", max=max_length or _UNLIMITED)
+    tokens = torch.zeros(_TRACED[0], min(_TRACED[1], max_length or _UNLIMITED), dtype=torch.long)
     example = (tokens, torch.ones_like(tokens), torch.zeros_like(tokens))[: len(names)]
     with torch.no_grad(), quiet():
         program = torch.onnx.export(
@@ -160,35 +163,35 @@ def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
 def _simplify(traced: Path, path: Path) -> None:
     """Fold constants and remove metadata.
 
-    Shared weights are one constant again, and every product with weights can be quantised.
+    This merges shared weights into one constant and makes every product with weights quantisable.
     """
     import onnx
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC  # standard operations only
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC  # only standard operators
     options.optimized_model_filepath = str(traced.with_name("simple.onnx"))
     options.log_severity_level = 3
     onnxruntime.InferenceSession(str(traced), options, providers=["CPUExecutionProvider"])
-    found = onnx.load(options.optimized_model_filepath)
-    used = {node.domain for node in found.graph.node}
-    kept = [opset for opset in found.opset_import if opset.domain in used]
-    del found.opset_import[:]
-    found.opset_import.extend(kept)
+    model = onnx.load(options.optimized_model_filepath)
+    domains = {node.domain for node in model.graph.node}
+    opsets = [opset for opset in model.opset_import if opset.domain in domains]
+    del model.opset_import[:]
+    model.opset_import.extend(opsets)
     # without intermediate shapes ONNX Runtime does not fuse sums and norms; its fused kernel is slower on a CPU (1.31:
     # 5 % of a BERT, more in 8 bits), and shapes of weights transposed for 8 bits would be wrong
-    del found.graph.value_info[:]
-    for part in (*found.graph.node, *found.graph.initializer, found.graph):
-        part.doc_string = ""
-        del part.metadata_props[:]
-    found.graph.name = "bertsmith"
-    del found.metadata_props[:]
-    onnx.save(found, str(path))
+    del model.graph.value_info[:]
+    for item in (*model.graph.node, *model.graph.initializer, model.graph):
+        item.doc_string = ""
+        del item.metadata_props[:]
+    model.graph.name = "bertsmith"
+    del model.metadata_props[:]
+    onnx.save(model, str(path))
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings and logs of the exporters."""
+    """Suppress warnings and log messages of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -200,11 +203,11 @@ def quiet() -> Iterator[None]:
 
 
 _OPERATIONS = {"MatMul": 1, "Gather": 0}
-"""Quantised operations, and the index of their weight input."""
+"""Quantised operators, and the index of their weight input."""
 
 
 def reduces_range() -> bool:
-    """Whether weights need 7 bits on this machine: older x86 sums pairs of products in 16 bits, which overflows."""
+    """Whether weights need 7 bits here: x86 without VNNI sums pairs of products in 16 bits, which overflow."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
     return is_x86 and not torch.cpu._is_vnni_supported()
 
@@ -229,9 +232,9 @@ def quantise_static(graph: Path, path: Path, names: Sequence[str], samples: Sequ
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     options = {
-        # results of products stay float32: rounding them too causes most of the loss of quality
+        # outputs of products stay float32: quantising them causes most of the loss of accuracy
         "OpTypesToExcludeOutputQuantization": list(_OPERATIONS),
-        # mean of the batches' ranges: the maximum is that of an outlier
+        # mean range over batches, because the maximum is set by outliers
         "CalibMovingAverage": True,
     }
     with quiet():
@@ -251,19 +254,20 @@ def quantise_static(graph: Path, path: Path, names: Sequence[str], samples: Sequ
 
 
 def _with_weights(graph: Path) -> list[str]:
-    """Names of the operations with weight matrices; products of two activations, or with position tables, lose more
-    quality than they gain speed.
+    """Return the names of the operators with weight matrices.
+
+    Quantising products of two activations, or with position tables, costs more accuracy than it gains speed.
     """
     import onnx
 
-    found = onnx.load(str(graph)).graph
-    weights = {tensor.name for tensor in found.initializer if len(tensor.dims) == 2}
-    nodes = [node for node in found.node if node.op_type in _OPERATIONS]
+    loaded = onnx.load(str(graph)).graph
+    weights = {tensor.name for tensor in loaded.initializer if len(tensor.dims) == 2}
+    nodes = [node for node in loaded.node if node.op_type in _OPERATIONS]
     return [node.name for node in nodes if node.input[_OPERATIONS[node.op_type]] in weights]
 
 
 def feed(inputs: Inputs, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """A batch as the inputs of a session."""
+    """Return a batch as the inputs of a session."""
     rows, layout = inputs.layout.pad(inputs.tokens)
     types = None if inputs.types is None else inputs.layout.pad(inputs.types)[0]
     arrays = {
@@ -282,8 +286,8 @@ class _Samples:
         self.rewind()
 
     def rewind(self) -> None:
-        self.left: Iterator[Inputs] = iter(self.samples)
+        self.remaining: Iterator[Inputs] = iter(self.samples)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        inputs = next(self.left, None)
+        inputs = next(self.remaining, None)
         return None if inputs is None else feed(inputs, self.names)

@@ -15,7 +15,7 @@ GRAPH_FILE = "model.onnx"
 METADATA_FILE = "onnx.json"
 
 GraphHead = Literal["classifier", "tagger", "spans", "embedder", "masked_tokens"]
-"""The output of a graph: that of a head, or without one the last hidden states."""
+"""Head whose output a graph returns; a graph without one returns the last hidden states."""
 
 
 class _Output(Protocol):
@@ -23,7 +23,7 @@ class _Output(Protocol):
 
 
 class Session(Protocol):
-    """The part of onnxruntime.InferenceSession that is used here."""
+    """The methods of onnxruntime.InferenceSession that are used here."""
 
     def get_outputs(self) -> Sequence[_Output]: ...
 
@@ -55,12 +55,12 @@ class GraphMetadata:
                 f"{str(folder / METADATA_FILE)!r} has no {', '.join(missing)}; export the model again with this "
                 "version of Bertsmith"
             )
-        found = {name: metadata[name] for name in cls.__dataclass_fields__}
-        return cls(**{**found, "inputs": tuple(found["inputs"])})
+        values = {name: metadata[name] for name in cls.__dataclass_fields__}
+        return cls(**{**values, "inputs": tuple(values["inputs"])})
 
 
 class Graph:
-    """An ONNX file as a function; threads may share it."""
+    """A loaded ONNX graph; thread-safe."""
 
     def __init__(self, session: Session, metadata: GraphMetadata) -> None:
         self.session, self.metadata = session, metadata
@@ -68,13 +68,15 @@ class Graph:
         """Whether it has an output per token: (batch, length, outputs)."""
 
     def rows(self, tokens: np.ndarray, is_token: np.ndarray, types: np.ndarray | None = None) -> np.ndarray:
-        """Run one batch of padded rows; without types all tokens have type 0.
+        """Run one batch of padded rows; `types` default to 0.
 
         Shape: (batch, length) each, int64 -> (batch, outputs) or (batch, length, outputs), float32.
         """
         max_length = self.metadata.max_length
         if max_length is not None and tokens.shape[1] > max_length:
-            raise InputError(f"a sequence may have {tokens.shape[1]} tokens; this model takes at most {max_length}")
+            raise InputError(
+                f"the sequences have up to {tokens.shape[1]} tokens; this model takes at most {max_length}"
+            )
         arrays = {
             "input_ids": tokens,
             "attention_mask": is_token.astype(np.int64),
@@ -96,28 +98,30 @@ class Graph:
         included, or one sequence.
         """
         tokens = [self._checked(index, sequence) for index, sequence in enumerate(sequences)]
-        kinds = None if types is None else [self._checked_types(i, own, tokens) for i, own in enumerate(types)]
-        if kinds is not None and len(kinds) != len(tokens):
-            raise InputError(f"there are {len(tokens)} sequences and types of {len(kinds)}; they must be as many")
-        found: list[np.ndarray] = [np.empty(0)] * len(tokens)
+        token_types = None if types is None else [self._checked_types(i, row, tokens) for i, row in enumerate(types)]
+        if token_types is not None and len(token_types) != len(tokens):
+            raise InputError(f"types has {len(token_types)} rows for {len(tokens)} sequences; give one per sequence")
+        results: list[np.ndarray] = [np.empty(0)] * len(tokens)
         order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
         begin = 0
         while begin < len(order):
-            # the first sequence is the longest: its length is that of the rows
-            some = order[begin : begin + max(1, batch_tokens // len(tokens[order[begin]]))]
-            outputs = self._batch([tokens[i] for i in some], None if kinds is None else [kinds[i] for i in some])
-            for index, own in zip(some, outputs, strict=True):
-                found[index] = own[: len(tokens[index])] if self.is_for_tokens else own
-            begin += len(some)
-        return found
+            # the first sequence of a batch is the longest and sets the row length
+            batch = order[begin : begin + max(1, batch_tokens // len(tokens[order[begin]]))]
+            outputs = self._batch(
+                [tokens[i] for i in batch], None if token_types is None else [token_types[i] for i in batch]
+            )
+            for index, row in zip(batch, outputs, strict=True):
+                results[index] = row[: len(tokens[index])] if self.is_for_tokens else row
+            begin += len(batch)
+        return results
 
     def _batch(self, tokens: list[np.ndarray], types: list[np.ndarray] | None) -> np.ndarray:
         lengths = np.array([len(sequence) for sequence in tokens])
         is_token = np.arange(lengths.max()) < lengths[:, None]
 
-        def pad(parts: list[np.ndarray]) -> np.ndarray:
+        def pad(sequences: list[np.ndarray]) -> np.ndarray:
             rows = np.zeros(is_token.shape, dtype=np.int64)
-            rows[is_token] = np.concatenate(parts)
+            rows[is_token] = np.concatenate(sequences)
             return rows
 
         return self.rows(pad(tokens), is_token, None if types is None else pad(types))
@@ -125,15 +129,15 @@ class Graph:
     def _checked(self, index: int, sequence: Sequence[int] | np.ndarray) -> np.ndarray:
         tokens = np.asarray(sequence)
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
-            raise InputError(f"sequence {index} is no list of token ids with at least one of them")
+            raise InputError(f"sequence {index} is not a non-empty list of token ids")
         if tokens.min() < 0 or tokens.max() >= self.metadata.vocabulary:
             raise InputError(
                 f"sequence {index} has a token id outside the vocabulary: 0 to {self.metadata.vocabulary - 1}"
             )
         return tokens.astype(np.int64)
 
-    def _checked_types(self, index: int, given: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> np.ndarray:
-        types = np.asarray(given)
+    def _checked_types(self, index: int, row: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> np.ndarray:
+        types = np.asarray(row)
         if index < len(tokens) and types.shape != tokens[index].shape:
             raise InputError(f"sequence {index} has {len(tokens[index])} tokens and {len(types)} types")
         if len(types) and (types.min() < 0 or types.max() >= max(1, self.metadata.types)):
@@ -150,7 +154,7 @@ def open_session(path: Path, threads: int | None) -> Session:
     if not path.is_file():
         raise InputError(f"{str(path)!r} does not exist")
     if threads is not None and threads < 1:
-        raise InputError(f"threads is {threads}; allowed: 1 or more, or None for as many as there are cores")
+        raise InputError(f"threads is {threads}; allowed: 1 or more, or None for one per core")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
@@ -168,5 +172,5 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{str(path)!r} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{str(path)!r} must hold one JSON object")
+        raise InputError(f"{str(path)!r} must contain one JSON object")
     return content

@@ -1,4 +1,4 @@
-"""PyTorch as an engine: as it is, in bfloat16 or int8, or compiled."""
+"""PyTorch engines: eager (float32, bfloat16 or int8) and compiled."""
 
 import copy
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ RECOMPILE_LIMIT = 64  # input shapes per process; beyond it the model runs uncom
 
 
 class TorchEngine(Engine):
-    """Run a model folder, or one with 8-bit codes instead of matrices (engines/int8.py)."""
+    """Eager PyTorch; 8-bit models are written and opened by engines/int8.py."""
 
     name = "torch"
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16", *ACTIVATIONS)
@@ -38,7 +38,7 @@ class TorchEngine(Engine):
 
 
 class CompiledEngine(TorchEngine):
-    """Run it with every layer compiled, once per input shape."""
+    """PyTorch with every layer compiled, once per input shape."""
 
     name = "compiled"
 

@@ -1,4 +1,4 @@
-"""Load and run a model in an exported ONNX folder; it gives the same answers as `bertsmith.tasks` does."""
+"""Load and run an exported ONNX model; its predictions equal those of `bertsmith.tasks`."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 
 TASK_FILE = "task.json"
-_BATCH_TOKENS = 512  # larger batches are no faster on a CPU, and far slower once they outgrow its caches
+_BATCH_TOKENS = 512  # larger batches are no faster on a CPU, and much slower once they exceed its caches
 
 
 def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = _BATCH_TOKENS) -> "OnnxModel":
@@ -37,14 +37,14 @@ def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = 
 
 
 class OnnxModel:
-    """An exported model; threads may share it."""
+    """An exported model; thread-safe."""
 
     def __init__(
         self, graph: Graph, tokenizer: Tokenizer | None, content: dict[str, Any] | None, batch_tokens: int
     ) -> None:
         self.graph, self.tokenizer, self.batch_tokens = graph, tokenizer, batch_tokens
         self.task: ExportedTask[Any] | None = None if content is None else read_task(content)
-        """None where the folder has no task.json."""
+        """None if the folder has no task.json."""
         sequences = (content or {}).get("sequences")
         self._length = sequences.get("length") if isinstance(sequences, dict) else None
 
@@ -63,11 +63,11 @@ class OnnxModel:
     def details(self, inputs: Sequence[Any]) -> Sequence[Answer]:
         """Return the answer for each input with scores and other details."""
         if isinstance(inputs, str):
-            raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
+            raise InputError("predict takes a list of inputs, not a string; put it in a list")
         if self.task is None:
-            raise InputError(f"this folder has no {TASK_FILE}, so its model answers no task; use encode or outputs")
+            raise InputError(f"this folder has no {TASK_FILE}, so it has no task to predict; use encode or outputs")
         encoding = self._encoding()
-        table = table_of([self.task.row(given) for given in inputs], "inputs")
+        table = table_of([self.task.row(one) for one in inputs], "inputs")
         if not len(table):
             return []
         examples = self.task.examples(table)
@@ -75,29 +75,29 @@ class OnnxModel:
         return self.task.answers(examples, features, self._items(features))
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one vector per text: the output of the embedder head, or without one the mean of the hidden states.
+        """Return one vector per text: the output of the embedder head, or else the mean of the hidden states.
 
         Shape: (texts, width), float32.
         """
         if isinstance(texts, str):
-            raise InputError("encode takes a list of texts, and was given one string; put it in a list")
+            raise InputError("encode takes a list of texts, not a string; put it in a list")
         if self.graph.metadata.head not in ("embedder", None):
             raise InputError(
-                f"this graph ends with a {self.graph.metadata.head} head, which gives no vectors of texts; export the "
+                f"this graph ends with a {self.graph.metadata.head} head, which returns no text embeddings; export the "
                 "model before fine-tuning, or one fine-tuned for embedding"
             )
-        found = self._texts(list(texts))
+        vectors = self._texts(list(texts))
         if self.graph.metadata.head is None:
-            found = [states.mean(0) for states in found]
+            vectors = [states.mean(0) for states in vectors]
         width = int(self.graph.session.get_outputs()[0].shape[-1])
-        return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
+        return np.stack(vectors) if vectors else np.empty((0, width), dtype=np.float32)
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """Return the most probable tokens with their probabilities for every mask of the text."""
         if self.graph.metadata.head != "masked_tokens":
             raise InputError("this graph does not fill masks; export the model with --head masked_tokens")
         if not isinstance(text, str):
-            raise InputError(f"fill_mask takes one text, and was given a {type(text).__name__}")
+            raise InputError(f"fill_mask takes one text, not a {type(text).__name__}")
         tokenizer = self._tokenizer()
         tokens = tokenizer.encode([text], None, self.graph.metadata.text_length)["input_ids"][0]
         is_mask = tokens == tokenizer.mask
@@ -108,8 +108,8 @@ class OnnxModel:
         probabilities = softmax(scores[is_mask])  # (masks, vocabulary)
         best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
         return [
-            list(zip(tokenizer.tokens(ids), own[ids].tolist(), strict=True))
-            for ids, own in zip(best, probabilities, strict=True)
+            list(zip(tokenizer.tokens(ids), row[ids].tolist(), strict=True))
+            for ids, row in zip(best, probabilities, strict=True)
         ]
 
     def outputs(
@@ -122,19 +122,19 @@ class OnnxModel:
         return self.graph.sequences(sequences, types, batch_tokens=self.batch_tokens)
 
     def _texts(self, texts: list[str]) -> list[np.ndarray]:
-        made = self._tokenizer().encode(texts, None, self.graph.metadata.text_length, padding=False)
-        return self.outputs(made["input_ids"], made["token_type_ids"] if self.graph.metadata.types else None)
+        encoded = self._tokenizer().encode(texts, None, self.graph.metadata.text_length, padding=False)
+        return self.outputs(encoded["input_ids"], encoded["token_type_ids"] if self.graph.metadata.types else None)
 
     def _items(self, features: Features) -> list[np.ndarray]:
-        """Outputs of every item; those of several sequences are stacked."""
+        """Return the outputs of every item, stacked for items with several sequences."""
         tokens, types = features.tokens, features.types
         count = len(tokens)
-        found = self.outputs(
+        outputs = self.outputs(
             [tokens[index] for index in range(count)],
             None if types is None else [types[index] for index in range(count)],
         )
         bounds = features.items.tolist()
-        groups = (found[begin:end] for begin, end in pairwise(bounds))
+        groups = (outputs[begin:end] for begin, end in pairwise(bounds))
         return [group[0] if len(group) == 1 else np.stack(group) for group in groups]
 
     def _encoding(self) -> TextEncoding:

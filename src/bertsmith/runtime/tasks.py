@@ -1,6 +1,6 @@
-"""The tasks an exported folder can run, as its task.json describes them: rows → sequences → answers.
+"""Tasks of exported folders, read from task.json: rows → sequences → answers.
 
-They call the functions of `bertsmith.answers`, as `bertsmith.tasks` does, so both give the same answers.
+They use the functions of `bertsmith.answers`, as `bertsmith.tasks` does, so both return the same answers.
 """
 
 from abc import ABC, abstractmethod
@@ -46,15 +46,15 @@ Outputs = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class ExportedTask(ABC, Generic[Example]):
-    """A task of an exported folder; its fields are the settings it needs of task.json."""
+    """A task of an exported folder; its fields are read from task.json."""
 
     input_fields: ClassVar[tuple[str, ...]]
     """Fields that name input columns, in the order of a tuple input."""
 
-    def row(self, given: object) -> dict[str, Any]:
-        """Turn the input of one prediction into a row."""
+    def row(self, value: object) -> dict[str, Any]:
+        """Convert the input of one prediction to a row."""
         columns = [getattr(self, name) for name in self.input_fields]
-        return row_of(given, [column for column in columns if column is not None])
+        return row_of(value, [column for column in columns if column is not None])
 
     @abstractmethod
     def examples(self, table: Table) -> list[Example]:
@@ -66,7 +66,7 @@ class ExportedTask(ABC, Generic[Example]):
 
     @abstractmethod
     def answers(self, examples: Sequence[Example], features: Features, outputs: Outputs) -> Sequence[Answer]:
-        """Turn the outputs of the items of `features` into answers; see `bertsmith.tasks.base.Task.answers`."""
+        """Convert the outputs of the items of `features` to answers; see `bertsmith.tasks.base.Task.answers`."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class ExportedTagging(ExportedTask[TaggedWords]):
     context: Literal["sentence", "document"]
     input_fields = ("words",)
 
-    def row(self, given: object) -> dict[str, Any]:
+    def row(self, value: object) -> dict[str, Any]:
         # a single input belongs to no document
-        return dict(given) if isinstance(given, Mapping) else {self.words: given, self.document: None}
+        return dict(value) if isinstance(value, Mapping) else {self.words: value, self.document: None}
 
     def examples(self, table: Table) -> list[TaggedWords]:
         documents = document_numbers(table, self.words, self.document)
@@ -205,8 +205,8 @@ class ExportedEmbedding(ExportedTask[EmbeddingExample]):
     label: str | None
     input_fields = ("text", "pair")
 
-    def row(self, given: object) -> dict[str, Any]:
-        return embedding_row(given, self.text, self.pair)
+    def row(self, value: object) -> dict[str, Any]:
+        return embedding_row(value, self.text, self.pair)
 
     def examples(self, table: Table) -> list[EmbeddingExample]:
         return [read_embedding_texts(table, index, self.text, self.pair) for index in range(len(table))]
@@ -232,7 +232,7 @@ _EXPORT_AGAIN = "export the model again with this version of Bertsmith"
 
 
 def read_task(content: Mapping[str, object]) -> ExportedTask[Any]:
-    """The task that the content of a task.json describes."""
+    """Return the task described by the content of a task.json."""
     task = content.get("task")
     if not isinstance(task, Mapping):
         raise InputError(f"task.json has no task; {_EXPORT_AGAIN}")

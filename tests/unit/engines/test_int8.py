@@ -1,4 +1,4 @@
-"""8-bit artefacts: codes are used as they were written, by the ranges a model has, and the file is small."""
+"""8-bit artefacts: exact round trip, calibrated or trained ranges, small files."""
 
 from functools import partial
 from pathlib import Path
@@ -109,14 +109,14 @@ def test_quantisation_aware_model_keeps_its_ranges(ranges: str) -> None:
     tokens = inputs(3).tokens
     table = model.encoder.embedding.rows(tokens, model.encoder.embedding.token_table)
     assert torch.equal(small.encoder.embedding.rows(tokens, None), table)
-    # the same rounding everywhere: what is left is how floating-point sums are rounded, and codes that this turns over
+    # both quantise the same way; they differ by floating-point rounding and the codes that it changes
     torch.testing.assert_close(small.outputs(*inputs(3)), model.outputs(*inputs(3)), rtol=0, atol=2e-2)
 
 
 @torch.no_grad()
 def test_compiled_layers_are_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = classifier()
-    # traced as a whole, without the time that making code of it takes
+    # full graph, but the eager backend, because generating code takes long
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     write_artefact(model, tmp_path, Artefact(engine="compiled", precision="int8"))
     compiled = open_runner(tmp_path)
@@ -134,7 +134,7 @@ def test_unsupported_models_raise(tmp_path: Path) -> None:
     model = classifier()
     with pytest.raises(InputError, match="needs samples"):
         int8_model(model, "int8_static")
-    with pytest.raises(InputError, match="rounds no activations; allowed: int8_weights"):
+    with pytest.raises(InputError, match="does not quantise activations; allowed: int8_weights"):
         int8_model(quantised(model, QuantisationConfig(rounds_activations=False)), "int8_static")
     with pytest.raises(InputError, match="activation_bits is 12"):
         int8_model(rounding_classifier(activation_bits=12), "int8_static")

@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine: what it writes, what it reads back, and what it refuses in which words."""
+"""The ONNX Runtime engine: files, outputs, scores and error messages."""
 
 import json
 import shutil
@@ -28,45 +28,45 @@ from bertsmith.text.tables import read_file
 ENGINE = ENGINES["onnxruntime"]
 WORDS = ["good", "bad", "fine", "awful", "words", "day"]
 PRECISIONS = {"float32": 1e-4, "int8": 0.3, "int8_static": 0.3}
-"""The largest share of the outputs' size by which each may differ from the model."""
+"""Maximum difference from the model, relative to the largest output."""
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of a task to learn tags from, of many lengths."""
+    """Tagging rows of various lengths."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for part, count in {"train": 24, "dev": 12}.items():
+    for split, count in {"train": 24, "dev": 12}.items():
         rows = [[WORDS[i] for i in random.integers(len(WORDS), size=random.integers(1, 9))] for _ in range(count)]
         lines = [json.dumps({"tokens": row, "tags": ["A" if word < "c" else "O" for word in row]}) for row in rows]
-        (folder / f"{part}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with a head for tags, as a fine-tuning would leave it."""
+    """Folder of a model with a tagging head and a task record, like a fine-tuned one."""
     folder = tmp_path_factory.mktemp("models") / "trained"
     tokenizer = learn_tokenizer([" ".join(WORDS)] * 4, "wordpiece", 80, progress=False)
     sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "max_length": 32, "init_std": 0.2}
     model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
-    kept = TaskRecord.parse(
+    task_record = TaskRecord.parse(
         {"task": {"kind": "tagging", "labels": ["A", "O"], "tags": "tags"}, "sequences": {"length": 16}}
     )
-    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    model = with_task_head(model, task_record.task.head(model.config), seed=0)
     bertsmith.save(model, folder)
-    write_task_record(kept, folder)
+    write_task_record(task_record, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def exported(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders that the command leaves, by precision; half of every layer is kept."""
+    """Exported folders of the half-width sub-network, by precision."""
     folders = {}
     for precision in PRECISIONS:
         folders[precision] = tmp_path_factory.mktemp("exported") / precision
-        given = ["--precision", precision, *(["--data", str(data)] if precision == "int8_static" else [])]
-        main(["export", str(trained), "--to", "onnx", "--width", "0.5", *given, "--out", str(folders[precision])])
+        flags = ["--precision", precision, *(["--data", str(data)] if precision == "int8_static" else [])]
+        main(["export", str(trained), "--to", "onnx", "--width", "0.5", *flags, "--out", str(folders[precision])])
     return folders
 
 
@@ -87,16 +87,16 @@ def test_onnx_json_describes_the_graph(precision: str, exported: dict[str, Path]
     files = {"artefact.json", "config.json", "model.onnx", "onnx.json", "result.json", "task.json", "tokenizer.json"}
     assert names - {"tokenizer_config.json"} == files | {"README.md"}
     assert json.loads((folder / "artefact.json").read_text()) == {"engine": "onnxruntime", "precision": precision}
-    notes, result = (json.loads((folder / name).read_text()) for name in ("onnx.json", "result.json"))
-    assert notes["opset"] == 20
-    assert 0 < notes["largest_difference"] <= PRECISIONS[precision]
-    assert result["largest_difference"] == notes["largest_difference"]
-    assert 0 < notes["largest_absolute_difference"] <= PRECISIONS[precision] * max(1, notes["largest_output"])
-    assert notes["compared_lengths"] == [1, 32]
+    metadata, result = (json.loads((folder / name).read_text()) for name in ("onnx.json", "result.json"))
+    assert metadata["opset"] == 20
+    assert 0 < metadata["largest_difference"] <= PRECISIONS[precision]
+    assert result["largest_difference"] == metadata["largest_difference"]
+    assert 0 < metadata["largest_absolute_difference"] <= PRECISIONS[precision] * max(1, metadata["largest_output"])
+    assert metadata["compared_lengths"] == [1, 32]
     is_sampled = precision == "int8_static"
-    assert notes["compared_on"] == "English messages of ours" + " and rows of the task's data" * is_sampled
+    assert metadata["compared_on"] == "English messages" + " and rows of the task's data" * is_sampled
     card = (folder / "README.md").read_text()
-    assert f"{notes['largest_absolute_difference']:.1e}, at most {notes['largest_difference']:.1e} of" in card
+    assert f"{metadata['largest_absolute_difference']:.1e}, at most {metadata['largest_difference']:.1e} of" in card
     assert f"Precision {precision}" in card
     assert "opset 20" in card
     assert result["bytes"] == (folder / "model.onnx").stat().st_size
@@ -109,7 +109,7 @@ def test_int8_files_are_smaller(exported: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_score_is_independent_of_the_precision_of_the_process(
+def test_scores_of_a_moved_folder_are_equal(
     precision: str, exported: dict[str, Path], dev: Table, tmp_path: Path
 ) -> None:
     evaluation, answers = Predictor.load(exported[precision]).evaluate(dev)
@@ -122,8 +122,7 @@ def test_score_is_independent_of_the_precision_of_the_process(
 def test_evaluate_gives_the_score_of_the_model(
     exported: dict[str, Path], cut: Model, trained: Path, data: Path, dev: Table, tmp_path: Path
 ) -> None:
-    kept = Predictor.load(trained).record
-    expected, _ = Predictor(cut, kept).evaluate(dev)
+    expected, _ = Predictor(cut, Predictor.load(trained).record).evaluate(dev)
     metrics = bertsmith.evaluate(exported["float32"], data=str(data), out=tmp_path / "out", device="cpu")
     assert metrics["score"] == expected.score
 
@@ -135,9 +134,9 @@ def test_packed_batches(precision: str, exported: dict[str, Path], cut: Model) -
     layout = SequenceLayout.packed(starts, 9)
     tokens, types = torch.randint(5, 20, (11,)), torch.randint(0, 2, (11,))
     with torch.no_grad(), runner.evaluating():
-        wanted, found = cut.outputs(tokens, layout, types), runner.outputs(tokens, layout, types)
-    assert found.shape == wanted.shape == (11, 2)
-    assert (found - wanted).abs().max() <= PRECISIONS[precision] * wanted.abs().max()
+        expected, actual = cut.outputs(tokens, layout, types), runner.outputs(tokens, layout, types)
+    assert actual.shape == expected.shape == (11, 2)
+    assert (actual - expected).abs().max() <= PRECISIONS[precision] * expected.abs().max()
 
 
 def test_rows_without_padding_and_types(exported: dict[str, Path], cut: Model) -> None:
@@ -155,14 +154,14 @@ def test_number_of_threads(exported: dict[str, Path]) -> None:
 
 def test_overlong_sequence_raises(exported: dict[str, Path]) -> None:
     runner = open_runner(exported["float32"])
-    with pytest.raises(InputError, match="a sequence may have 33 tokens; this model takes at most 32"):
+    with pytest.raises(InputError, match="the sequences have up to 33 tokens; this model takes at most 32"):
         runner.outputs(torch.ones(1, 33, dtype=torch.long), SequenceLayout.full(1, 33))
 
 
 def test_errors_leave_no_files(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="precision is 'bfloat16' with the engine onnxruntime; allowed: float32, int8"):
         write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="bfloat16"))
-    with pytest.raises(InputError, match="precision is 'int8_static' and there are no samples"):
+    with pytest.raises(InputError, match="precision is 'int8_static', which needs samples"):
         write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="int8_static"))
     recurrent = cut.config.changed(heads=(TaggerConfig(labels=("A",), recurrent=RecurrentConfig(width=8)),))
     with pytest.raises(InputError, match="this model's head has a BiLSTM"):
@@ -179,7 +178,7 @@ def test_errors_leave_no_files(cut: Model, tmp_path: Path, monkeypatch: pytest.M
 def test_graph_that_differs_from_its_model_raises(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_engine, "TOLERANCE", 0.0)
     with pytest.raises(
-        InputError, match=r"differs from it by \d\.\de-\d\d where the largest output is .* allowed: up to 0e\+00"
+        InputError, match=r"differs from the model by \d\.\de-\d\d \(largest output: .* allowed: up to 0e\+00"
     ):
         bertsmith.export(cut, tmp_path / "onnx", to="onnx")
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +193,7 @@ def test_unreadable_folders_raise(exported: dict[str, Path], tmp_path: Path, mon
     with pytest.raises(InputError, match=r"model\.onnx' does not exist"):
         open_runner(folder)
     monkeypatch.setattr(onnx_engine, "find_spec", lambda package: None)
-    with pytest.raises(InputError, match=r"is run by onnxruntime, which needs onnxruntime: pip install"):
+    with pytest.raises(InputError, match=r"needs the engine onnxruntime, which needs onnxruntime: pip install"):
         open_runner(folder)
 
 
@@ -212,7 +211,9 @@ def test_incompatible_flags_raise(trained: Path, tmp_path: Path) -> None:
         export_model(trained, out=out, data="x")
     with pytest.raises(InputError, match="head is 'masked_tokens' with to = 'hf'"):
         export_model(trained, out=out, head="masked_tokens")
-    with pytest.raises(InputError, match=r"head is 'masked_tokens', which this model has not \(its heads: tagger\)"):
+    with pytest.raises(
+        InputError, match=r"head is 'masked_tokens', which this model does not have \(its heads: tagger\)"
+    ):
         export_model(trained, out=out, to="onnx", head="masked_tokens")
     assert not out.exists()
 
@@ -233,7 +234,7 @@ def test_artefacts_are_not_exported_again(exported: dict[str, Path], trained: Pa
     plain = tmp_path / "plain"
     plain.mkdir()
     write_artefact(model, plain, Artefact(engine="torch", precision="float32"))
-    with pytest.raises(InputError, match="head is 'masked_tokens', which this model has not"):  # nothing else is wrong
+    with pytest.raises(InputError, match="head is 'masked_tokens', which this model does not have"):
         export_model(plain, out=tmp_path / "out", to="onnx", head="masked_tokens")
 
 

@@ -1,4 +1,4 @@
-"""The run-time of exported folders without a task: vectors, masks, plain outputs, and what it says of bad input."""
+"""The runtime on exported folders without a task: vectors, masks, outputs, and error messages."""
 
 import json
 import shutil
@@ -22,14 +22,14 @@ TEXTS = ["the smith forges an iron gate", "no", "", "seven old lanterns near the
 def model() -> Model:
     tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 90, progress=False)
     sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "max_length": 32, "init_std": 0.3}
-    made = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0).eval()
-    made.tokenizer = tokenizer
-    return made
+    model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0).eval()
+    model.tokenizer = tokenizer
+    return model
 
 
 @pytest.fixture(scope="module")
 def folders(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders by the head that their graph ends with."""
+    """Folders by the output head of their graph."""
     home = tmp_path_factory.mktemp("exported")
     for head in ("auto", "masked_tokens"):
         bertsmith.export(model, home / head, to="onnx", head=head)
@@ -38,19 +38,19 @@ def folders(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 def test_encode_equals_the_model(model: Model, folders: dict[str, Path]) -> None:
     for tokens in (1, 50, 2048):
-        found = load(folders["auto"], threads=1, batch_tokens=tokens).encode(TEXTS)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, model.encode(TEXTS).numpy(), rtol=0, atol=1e-5)
+        vectors = load(folders["auto"], threads=1, batch_tokens=tokens).encode(TEXTS)
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(vectors, model.encode(TEXTS).numpy(), rtol=0, atol=1e-5)
     assert load(folders["auto"]).encode([]).shape == (0, 32)
 
 
 def test_fill_mask_equals_the_model(model: Model, folders: dict[str, Path]) -> None:
     runtime, text = load(folders["masked_tokens"], threads=1), "the [MASK] forges [MASK] gate"
     for top in (1, 4):
-        mine, theirs = runtime.fill_mask(text, top=top), model.fill_mask(text, top=top)
-        assert [[piece for piece, _ in own] for own in mine] == [[piece for piece, _ in own] for own in theirs]
-        shares = [[share for _, share in own] for own in mine]
-        np.testing.assert_allclose(shares, [[share for _, share in own] for own in theirs], rtol=1e-4)
+        actual, expected = runtime.fill_mask(text, top=top), model.fill_mask(text, top=top)
+        assert [[token for token, _ in mask] for mask in actual] == [[token for token, _ in mask] for mask in expected]
+        probabilities = [[probability for _, probability in mask] for mask in actual]
+        np.testing.assert_allclose(probabilities, [[share for _, share in mask] for mask in expected], rtol=1e-4)
     with pytest.raises(InputError, match=r"the text 'no mask' has no \[MASK\] to fill"):
         runtime.fill_mask("no mask")
 
@@ -58,10 +58,10 @@ def test_fill_mask_equals_the_model(model: Model, folders: dict[str, Path]) -> N
 def test_outputs_are_independent_of_the_batch(model: Model, folders: dict[str, Path]) -> None:
     runtime = load(folders["auto"], threads=1, batch_tokens=12)
     sequences = [[5, 6, 7], [8], list(range(5, 25)), [9, 9]]
-    for found, own in zip(runtime.outputs(sequences), sequences, strict=True):
+    for actual, sequence in zip(runtime.outputs(sequences), sequences, strict=True):
         with torch.no_grad():
-            wanted = model(torch.tensor([own]))[0]
-        np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-5)
+            expected = model(torch.tensor([sequence]))[0]
+        np.testing.assert_allclose(actual, expected.numpy(), rtol=0, atol=1e-5)
 
 
 def test_number_of_threads(folders: dict[str, Path]) -> None:
@@ -72,16 +72,16 @@ def test_number_of_threads(folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda model: model.predict(["a text"]), r"this folder has no task\.json, so its model answers no task"),
-        (lambda model: model.encode("a text"), "encode takes a list of texts, and was given one string"),
+        (lambda model: model.predict(["a text"]), r"this folder has no task\.json, so it has no task to predict"),
+        (lambda model: model.encode("a text"), "encode takes a list of texts, not a string"),
         (lambda model: model.encode([3]), r"texts\[0\] is a int; it must be a string"),
         (lambda model: model.fill_mask("a [MASK]"), "this graph does not fill masks; export the model with --head mas"),
-        (lambda model: model.outputs([[5], []]), "sequence 1 is no list of token ids with at least one of them"),
-        (lambda model: model.outputs([[0.5]]), "sequence 0 is no list of token ids"),
+        (lambda model: model.outputs([[5], []]), "sequence 1 is not a non-empty list of token ids"),
+        (lambda model: model.outputs([[0.5]]), "sequence 0 is not a non-empty list of token ids"),
         (lambda model: model.outputs([[5, 10**6]]), "sequence 0 has a token id outside the vocabulary: 0 to"),
         (lambda model: model.outputs([[5]], [[0, 0]]), "sequence 0 has 1 tokens and 2 types"),
         (lambda model: model.outputs([[5]], [[2]]), "sequence 0 has a type outside 0 to 1"),
-        (lambda model: model.outputs([[5], [6]], [[0]]), "there are 2 sequences and types of 1"),
+        (lambda model: model.outputs([[5], [6]], [[0]]), "types has 1 rows for 2 sequences"),
     ],
 )
 def test_bad_input_raises(folders: dict[str, Path], call: Any, sentence: str) -> None:
@@ -100,14 +100,14 @@ def test_unreadable_folders_raise(folders: dict[str, Path], model: Model, tmp_pa
     with pytest.raises(InputError, match="batch_tokens is 0; allowed: 1 or more"):
         load(folders["auto"], batch_tokens=0)
     broken = shutil.copytree(folders["auto"], tmp_path / "broken")
-    notes = json.loads((broken / "onnx.json").read_text())
-    (broken / "onnx.json").write_text(json.dumps({name: notes[name] for name in notes if name != "max_length"}))
+    metadata = json.loads((broken / "onnx.json").read_text())
+    (broken / "onnx.json").write_text(json.dumps({name: metadata[name] for name in metadata if name != "max_length"}))
     with pytest.raises(InputError, match=r"onnx\.json' has no max_length; export the model again"):
         load(broken)
     (broken / "onnx.json").write_text("{")
     with pytest.raises(InputError, match=r"onnx\.json' cannot be read as JSON"):
         load(broken)
-    (broken / "onnx.json").write_text(json.dumps(notes))
+    (broken / "onnx.json").write_text(json.dumps(metadata))
     (broken / "model.onnx").write_bytes(b"nothing")
     with pytest.raises(InputError, match="is not an ONNX file that this ONNX Runtime reads"):
         load(broken)

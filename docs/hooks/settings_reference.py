@@ -208,18 +208,23 @@ def _settings(record: type[Record], prefix: str, defaults: Any) -> Iterator[Sett
         if inner is not None and table is None and inner is not ModelConfig:
             nested.append((name, field, inner, default))
             continue
-        text = _escape(field.description or "")
-        yield Setting(prefix + name, _type(field, table), _toml(default), text)
+        yield Setting(prefix + name, _type(field, table), _toml(default), _help(record, name))
     for name, field, inner, default in nested:
         is_list = get_origin(_without_none(field.annotation)[0]) is tuple
         is_optional = type(None) in get_args(field.annotation)
         if is_list or is_optional or field.description:
             kind = "list of tables" if is_list else "table"
             shown = "" if default is _UNSET else "{}" if isinstance(default, Record) else _toml(default)
-            yield Setting(prefix + name, kind.capitalize(), shown, _escape(field.description or ""))
+            yield Setting(prefix + name, kind.capitalize(), shown, _help(record, name))
         if name != "decoder":  # the same as encoder
             below = f"{prefix}{name}.N." if is_list else f"{prefix}{name}."
             yield from _settings(inner, below, default if isinstance(default, inner) else _UNSET)
+
+
+def _help(record: type[Record], name: str) -> str:
+    """Return the docstring of a field; that of a base class if the record overrides the field without one."""
+    bases = (base for base in record.__mro__ if issubclass(base, Record) and name in base.model_fields)
+    return _escape(next((text for base in bases if (text := base.model_fields[name].description)), ""))
 
 
 def _default(field: FieldInfo) -> Any:

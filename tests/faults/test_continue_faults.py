@@ -51,7 +51,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("nowhere", "", "model folder '{home}/nowhere' does not exist"),
         ("other-words", "", "the corpus's tokenizer is not that of '{home}/other-words': id "),
         ("other-words", "", "make the corpus with `bertsmith corpus --tokenizer {home}/other-words`"),
-        ("cased", "", "all tokens are the same, but its normalizer is another"),
+        ("cased", "", "all tokens are the same, but its normalizer differs"),
         ("few-rows", "", "tokens and '{home}/few-rows', which holds no tokenizer, 50 rows"),
         ("translator", "", "'{home}/translator' has a decoder; allowed: encoders"),
         ("good", "sequences.length=64", "sequences.length is 64; the model takes at most 32 tokens"),

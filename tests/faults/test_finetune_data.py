@@ -33,19 +33,27 @@ def lines(*rows: Any) -> str:
             "train.jsonl' line 1231: field 'text' is int; it must be a string",
         ),
         ({"train.jsonl": lines(*GOOD, {"text": "a"})}, [], "line 7 has no field 'label'; allowed: text"),
-        ({"train.jsonl": lines(*GOOD, {"text": "a", "label": None})}, [], "line 7: 'label' is null; a label is a word"),
-        ({"train.csv": "text,label\na,x\nb, \nc,y\n"}, [], "train.csv' line 3: 'label' is ' '; a label is a word"),
+        (
+            {"train.jsonl": lines(*GOOD, {"text": "a", "label": None})},
+            [],
+            "line 7: 'label' is null; a label must be a string",
+        ),
+        (
+            {"train.csv": "text,label\na,x\nb, \nc,y\n"},
+            [],
+            "train.csv' line 3: 'label' is ' '; a label must be a string",
+        ),
         ({"train.jsonl": lines(*GOOD), "dev.jsonl": ""}, [], "dev.jsonl' has no rows"),
         (
             {"train.jsonl": lines(*GOOD), "valid.jsonl": lines({"text": "a", "label": 7})},
             [],
-            "valid.jsonl' line 1: 'label' is '7', which no training row has",
+            "valid.jsonl' line 1: 'label' is '7', which is not a label of this task",
         ),
-        ({"train.jsonl": lines(*GOOD), "train.csv": "text\n"}, [], "for one part; keep one of them"),
+        ({"train.jsonl": lines(*GOOD), "train.csv": "text\n"}, [], "for one split; keep one of them"),
         ({"train.jsonl": lines(*GOOD)}, ["--column", "label=labl"], "has no column 'labl'; did you mean 'label'?"),
-        ({"train.jsonl": lines(*GOOD)}, ["--column", "stars=label"], "'stars' is no part a column plays"),
+        ({"train.jsonl": lines(*GOOD)}, ["--column", "stars=label"], "'stars' is not a column role"),
         ({"train.jsonl": lines(*GOOD)}, ["--task", "clasification"], "did you mean 'classification'?"),
-        ({"train.jsonl": lines({"body": "a", "label": 1})}, [], "which no kind of task is known by"),
+        ({"train.jsonl": lines({"body": "a", "label": 1})}, [], "which match no kind of task"),
         ({"train.jsonl": lines({"en": "a", "de": "b"})}, [], "that needs a MODEL with a decoder"),
         (
             {"train.jsonl": lines({"en": "a", "de": "b"}), "dev.jsonl": lines({"en": "a", "de": "b"})},
@@ -57,7 +65,7 @@ def lines(*rows: Any) -> str:
             [],
             "train.jsonl' has no row with a text in text",
         ),
-        ({"train.jsonl": lines(GOOD[0], GOOD[0])}, [], "has one label only, '0'"),
+        ({"train.jsonl": lines(GOOD[0], GOOD[0])}, [], "has only one label, '0'"),
     ],
 )
 def test_bad_data_prints_one_sentence(
@@ -108,7 +116,7 @@ class TestNotices:
         train = [{"text": str(index), "label": "odd" if index == 0 else "usual"} for index in range(7)]
         dev = [{"text": "new", "label": "odd"}]
         (notice,) = [text for text in read(train, dev).notices if "class_weights" in text]
-        assert notice.startswith("85.7 % of train is labelled 'usual', 6.0 times as often as 'odd'")
+        assert notice.startswith("the labels are imbalanced: 85.7 % of train is 'usual', 6.0 times as many rows as 'odd'")
         assert not [text for text in read(train, dev, class_weights="balanced").notices if "class_weights" in text]
         assert not [text for text in read(train[:6], dev).notices if "class_weights" in text]
 
@@ -122,12 +130,12 @@ class TestNotices:
     def test_dev_rows_in_train_give_a_notice(self) -> None:
         notices = read(GOOD, [{"text": "new", "label": 1}, GOOD[1], GOOD[2]]).notices
         assert (
-            "2 rows of dev stand in train, too (the first: dev row 1), so the score on dev may be too good" in notices
+            "2 rows of dev are also in train (first: dev row 1); the score on dev may be too high" in notices
         )
 
     def test_contradicting_labels_give_a_notice(self) -> None:
         notices = read([*GOOD, {"text": "word 0", "label": 1}, GOOD[0]], [{"text": "new", "label": 1}]).notices
-        assert "train: 1 input stands there several times with different answers (the first: train row 6)" in notices
+        assert "train: 1 input occurs more than once with different answers (first: train row 6)" in notices
 
     def test_unused_label_gives_a_notice(self) -> None:
         notices = read(GOOD, [{"text": "new", "label": 1}], labels=("0", "1", "2")).notices
@@ -153,6 +161,7 @@ class TestNotices:
             assert features.whole_lengths.tolist() == [1 + special, 3 + special, 4 + special, 6 + special]
             notices, facts = length_notices({"train": features}, 4 + special)
             assert notices == [
-                f"train: 1 of 4 sequences are cut to sequences.length {4 + special}; {6 + special} would hold 99 %"
+                f"train: 1 of 4 sequences are truncated to sequences.length={4 + special}; "
+                f"{6 + special} would be enough for 99 %"
             ]
             assert facts == {"train": {"cut": 1, "length_for_99_percent": 6 + special}}

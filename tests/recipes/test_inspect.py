@@ -111,7 +111,7 @@ def test_rows_of_other_files_are_texts(models: list[str], tmp_path: Path) -> Non
         (["SMALL", "--texts", "LINES"], "--length is 64; allowed: 3 to 32"),
         (["SMALL", "--texts", "LINES", "--sentences", "0"], "--sentences is 0; allowed: 1 or more"),
         (["SMALL", "SMALL", "--texts", "LINES", "--length", "8"], "is given twice"),
-        (["SMALL", "--texts", "EMPTY"], "holds no text"),
+        (["SMALL", "--texts", "EMPTY"], "has no text"),
         (["SMALL", "--texts", "nowhere.txt"], "'nowhere.txt' does not exist"),
         (["SMALL", "--texts", "."], "is a folder; give a file"),
         (["nowhere", "--texts", "LINES"], "model folder 'nowhere' does not exist"),

@@ -1,1 +1,1 @@
-"""Scores → answers: how each kind of task reads rows and turns scores into answers. Imports numpy, never PyTorch."""
+"""Read rows and decode model outputs into answers, for each kind of task; needs numpy, not PyTorch."""

@@ -35,9 +35,9 @@ def read_choice(
     table: Table, index: int, *, context: str | None, question: str | None, start: str | None, choices: str
 ) -> ChoiceExample:
     """Read the example of a row, given the names of its columns."""
-    about = "" if context is None else _joined(table, index, context)
-    asked = "" if question is None else table.text(index, question)
-    return ChoiceExample(about, asked, _choices(table, index, choices, start))
+    context_text = "" if context is None else _join_texts(table, index, context)
+    question_text = "" if question is None else table.text(index, question)
+    return ChoiceExample(context_text, question_text, _read_choices(table, index, choices, start))
 
 
 def choice_features(
@@ -50,23 +50,23 @@ def choice_features(
     """Encode every choice as [CLS] context question [SEP] choice [SEP]; `keep` is the end that truncation keeps."""
     tokenizer = encoding.tokenizer
     contexts = tokenizer.encode_plain([example.context for example in examples])
-    both = contexts
+    first_texts = contexts
     if has_question:
-        both = tokenizer.encode_plain([f"{example.context} {example.question}".strip() for example in examples])
+        first_texts = tokenizer.encode_plain([f"{example.context} {example.question}".strip() for example in examples])
     choices = iter(tokenizer.encode_plain([choice for example in examples for choice in example.choices]))
     tokens: list[list[int]] = []
     types: list[list[int]] = []
     start, separator, cut = tokenizer.start, tokenizer.separator, 0
-    for example, context, first in zip(examples, contexts, both, strict=True):
+    for example, context, first_text in zip(examples, contexts, first_texts, strict=True):
         # tokens do not span spaces, so the context has the same tokens with and without a question
-        question = first[len(context) :]
+        question = first_text[len(context) :]
         for _ in example.choices:
-            parts, was_cut = _fitted(context, question, next(choices), encoding.length - 3, keep)
-            before = [start, *parts[0], separator]
-            after = [*parts[1], separator]
-            tokens.append(before + after)
-            types.append([0] * len(before) + [1] * len(after))
-            cut += was_cut
+            first_ids, choice_ids, is_cut = _truncate(context, question, next(choices), encoding.length - 3, keep)
+            first_segment = [start, *first_ids, separator]
+            second_segment = [*choice_ids, separator]
+            tokens.append(first_segment + second_segment)
+            types.append([0] * len(first_segment) + [1] * len(second_segment))
+            cut += is_cut
     counts = np.array([len(example.choices) for example in examples])
     return Features(
         Ragged.of(tokens),
@@ -85,54 +85,54 @@ def choice_answers(examples: Sequence[ChoiceExample], outputs: Sequence[np.ndarr
     """Return the best choice of each example; outputs (choices, 1) each."""
     answers: list[ChoiceAnswer] = []
     for example, scores in zip(examples, outputs, strict=True):
-        shares = softmax(scores[:, 0])
-        best = int(shares.argmax())
-        text, score = example.choices[best], float(shares[best])
-        answers.append({"answer": best, "text": text, "score": score, "scores": shares.tolist()})
+        probabilities = softmax(scores[:, 0])
+        best = int(probabilities.argmax())
+        text, score = example.choices[best], float(probabilities[best])
+        answers.append({"answer": best, "text": text, "score": score, "scores": probabilities.tolist()})
     return answers
 
 
-def numbered_columns(row: Mapping[str, object], beginning: str) -> list[str]:
-    """Names of the non-empty columns `beginning`0 (or 1), …2, … in order."""
-    first = 0 if f"{beginning}0" in row else 1
-    found: list[str] = []
-    while row.get(f"{beginning}{first + len(found)}") is not None:
-        found.append(f"{beginning}{first + len(found)}")
-    return found
+def numbered_columns(row: Mapping[str, object], prefix: str) -> list[str]:
+    """Names of the non-empty columns `prefix`0, `prefix`1, … in order; they may start at 1."""
+    first = 0 if f"{prefix}0" in row else 1
+    names: list[str] = []
+    while row.get(f"{prefix}{first + len(names)}") is not None:
+        names.append(f"{prefix}{first + len(names)}")
+    return names
 
 
-def _choices(table: Table, index: int, column: str, start: str | None) -> tuple[str, ...]:
+def _read_choices(table: Table, index: int, column: str, start: str | None) -> tuple[str, ...]:
     row = table.rows[index]
     if column in row:
-        found = row[column]
+        choices = row[column]
     else:
-        found = [row[name] for name in numbered_columns(row, column)] or table.value(index, column)
-    if not isinstance(found, list | tuple) or not all(isinstance(choice, str) for choice in found):
-        raise InputError(f"{table.location(index)}: {column!r} is {found!r}; a list of texts is needed")
-    if len(found) < 2:
-        raise InputError(f"{table.location(index)}: {column!r} holds {len(found)} choices; at least 2 are needed")
+        choices = [row[name] for name in numbered_columns(row, column)] or table.value(index, column)
+    if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) for choice in choices):
+        raise InputError(f"{table.location(index)}: {column!r} is {choices!r}; it must be a list of texts")
+    if len(choices) < 2:
+        raise InputError(f"{table.location(index)}: {column!r} has {len(choices)} choices; at least 2 are needed")
     if start is None:
-        return tuple(found)
-    beginning = table.text(index, start)
-    return tuple(f"{beginning} {choice}" for choice in found)
+        return tuple(choices)
+    prefix = table.text(index, start)
+    return tuple(f"{prefix} {choice}" for choice in choices)
 
 
-def _joined(table: Table, index: int, column: str) -> str:
-    """A text, or several texts joined by spaces."""
+def _join_texts(table: Table, index: int, column: str) -> str:
+    """Return a text, or a list of texts joined by spaces."""
     value = table.value(index, column)
-    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+    if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
         return " ".join(value)
     return table.text(index, column)
 
 
-def _fitted(
+def _truncate(
     context: list[int], question: list[int], choice: list[int], room: int, keep: str
-) -> tuple[tuple[list[int], list[int]], bool]:
-    """Tokens before and after the separator, and whether any were cut; the context is cut first."""
+) -> tuple[list[int], list[int], bool]:
+    """Return the tokens before and after the separator and whether any were removed; the context is cut first."""
     is_cut = len(context) + len(question) + len(choice) > room
     if is_cut:
         choice = choice[:room]
         question = question[max(0, len(question) - (room - len(choice))) :]
-        left = room - len(choice) - len(question)
-        context = context[max(0, len(context) - left) :] if keep == "end" else context[:left]
-    return (context + question, choice), is_cut
+        rest = room - len(choice) - len(question)
+        context = context[max(0, len(context) - rest) :] if keep == "end" else context[:rest]
+    return context + question, choice, is_cut

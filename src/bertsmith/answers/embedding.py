@@ -11,9 +11,9 @@ from bertsmith.answers.sequences import Features, Ragged, TextEncoding
 from bertsmith.errors import InputError
 from bertsmith.text.rows import Table
 
-_COMPARED_AT_ONCE = 1024  # texts
-_ENCODED_AT_ONCE = 1 << 14  # texts
-_DECIMALS = 7  # of written vectors
+_RANKING_BATCH = 1024  # texts compared with all candidates at a time
+_ENCODING_BATCH = 1 << 14  # texts tokenised at a time
+_VECTOR_DECIMALS = 7
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EmbeddingExample:
 
     texts: tuple[str, ...]
     value: float = math.nan
-    """Scaled to 0 to 1 by the range of the training data; NaN where unknown."""
+    """Similarity, rescaled to [0, 1] by the range of the training data; NaN if unknown."""
 
 
 class EmbeddingAnswer(TypedDict):
@@ -32,15 +32,15 @@ class EmbeddingAnswer(TypedDict):
     rank: NotRequired[int]
 
 
-def embedding_row(given: object, text: str, pair: str | None) -> dict[str, object]:
+def embedding_row(value: object, text: str, pair: str | None) -> dict[str, object]:
     """Turn an input into a row: a text, or two texts to compare."""
-    if isinstance(given, str):
-        return {text: given}
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return {text: given[0], pair or "pair": given[1]}
-    if isinstance(given, Mapping):
-        return dict(given)
-    raise InputError(f"an input is {given!r}; allowed: a text, two of them, or a mapping")
+    if isinstance(value, str):
+        return {text: value}
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return {text: value[0], pair or "pair": value[1]}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InputError(f"an input is {value!r}; allowed: a text, a pair of texts, or a mapping")
 
 
 def read_embedding_texts(table: Table, index: int, text: str, pair: str | None) -> EmbeddingExample:
@@ -51,11 +51,11 @@ def read_embedding_texts(table: Table, index: int, text: str, pair: str | None) 
 
 
 def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncoding) -> Features:
-    """Encode every text as one sequence, every example as one item; target "texts": numbers of the distinct texts."""
+    """Encode every text as one sequence, every example as one item; target "texts": ids of the distinct texts."""
     tokens, types = _sequences([text for example in examples for text in example.texts], encoding)
     counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
     values = np.array([example.value for example in examples], dtype=np.float32)
-    targets: dict[str, np.ndarray | Ragged] = {"texts": text_numbers(examples, int(counts.max(initial=1)))}
+    targets: dict[str, np.ndarray | Ragged] = {"texts": text_ids(examples, int(counts.max(initial=1)))}
     if not np.isnan(values).any():
         targets["value"] = values
     return Features(
@@ -69,44 +69,45 @@ def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncod
 
 
 def _sequences(texts: Sequence[str], encoding: TextEncoding) -> tuple[Ragged, Ragged]:
-    """Encode texts in chunks: half a million pairs at once would take gigabytes."""
+    """Encode texts batch by batch, because half a million pairs would take gigabytes."""
     tokens: list[Ragged] = []
     types: list[Ragged] = []
-    for begin in range(0, len(texts), _ENCODED_AT_ONCE):
-        made = encoding.tokenizer.encode(texts[begin : begin + _ENCODED_AT_ONCE], None, encoding.length, padding=False)
-        tokens.append(Ragged.of(made["input_ids"]))
-        types.append(Ragged.of(made["token_type_ids"]))
-    return Ragged.joined(tokens), Ragged.joined(types)
+    for start in range(0, len(texts), _ENCODING_BATCH):
+        batch = texts[start : start + _ENCODING_BATCH]
+        encoded = encoding.tokenizer.encode(batch, None, encoding.length, padding=False)
+        tokens.append(Ragged.of(encoded["input_ids"]))
+        types.append(Ragged.of(encoded["token_type_ids"]))
+    return Ragged.concatenate(tokens), Ragged.concatenate(types)
 
 
 def embedding_answers(
     examples: Sequence[EmbeddingExample], outputs: Sequence[np.ndarray], *, all_alike: bool
 ) -> list[EmbeddingAnswer]:
-    """Return the vector of a text or the cosine of a pair; if all pairs are similar ones, also retrieval ranks.
+    """Return the vector of a text or the cosine of a pair; with `all_alike` (all pairs are positives) also its rank.
 
     Shape: outputs (width,) of a single text, else (texts, width).
     """
     answers: list[EmbeddingAnswer] = []
     for vectors in outputs:
         if vectors.ndim == 1:
-            answers.append({"answer": [round(float(number), _DECIMALS) for number in vectors]})
+            answers.append({"answer": [round(float(number), _VECTOR_DECIMALS) for number in vectors]})
         else:
             first, second = unit(vectors[:2])
             answers.append({"answer": float(first @ second)})
     if all_alike and examples and all(len(example.texts) > 1 for example in examples):
         firsts, seconds = (unit(np.stack([vectors[side] for vectors in outputs])) for side in (0, 1))
-        ranks = partner_ranks(firsts, seconds, text_numbers(examples, 3)[:, 1])
+        ranks = partner_ranks(firsts, seconds, text_ids(examples, 3)[:, 1])
         for answer, rank in zip(answers, ranks.tolist(), strict=True):
             answer["rank"] = rank
     return answers
 
 
-def text_numbers(examples: Sequence[EmbeddingExample], most: int) -> np.ndarray:
-    """Number the distinct texts, (examples, most); -1 where an example has fewer texts."""
-    numbers: dict[str, int] = {}
-    table = np.full((len(examples), most), -1, dtype=np.int64)
+def text_ids(examples: Sequence[EmbeddingExample], max_texts: int) -> np.ndarray:
+    """Ids of the distinct texts, (examples, max_texts); -1 if an example has fewer texts."""
+    ids: dict[str, int] = {}
+    table = np.full((len(examples), max_texts), -1, dtype=np.int64)
     for row, example in zip(table, examples, strict=True):
-        row[: len(example.texts)] = [numbers.setdefault(text, len(numbers)) for text in example.texts]
+        row[: len(example.texts)] = [ids.setdefault(text, len(ids)) for text in example.texts]
     return table
 
 
@@ -117,19 +118,18 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return scaled
 
 
-def partner_ranks(first: np.ndarray, second: np.ndarray, own: np.ndarray) -> np.ndarray:
+def partner_ranks(first: np.ndarray, second: np.ndarray, partner_ids: np.ndarray) -> np.ndarray:
     """Rank of each text's partner among all distinct candidates by cosine, from 1; ties rank before the partner.
 
-    Shape: first and second (pairs, width), of length 1; own (pairs,), equal where the partners' texts are equal
-    -> (pairs,).
+    Shape: first and second (pairs, width), of length 1; partner_ids (pairs,), equal for equal texts -> (pairs,).
     """
-    _, distinct, column = np.unique(own, return_index=True, return_inverse=True)
+    _, distinct, column = np.unique(partner_ids, return_index=True, return_inverse=True)
     candidates = second[distinct]
-    found = []
-    for begin in range(0, len(first), _COMPARED_AT_ONCE):
-        columns = column[begin : begin + _COMPARED_AT_ONCE]
-        cosines = first[begin : begin + _COMPARED_AT_ONCE] @ candidates.T
+    ranks = []
+    for start in range(0, len(first), _RANKING_BATCH):
+        columns = column[start : start + _RANKING_BATCH]
+        cosines = first[start : start + _RANKING_BATCH] @ candidates.T
         rows = np.arange(len(columns))
         # ties count against the partner: identical vectors must not score
-        found.append((cosines >= cosines[rows, columns][:, None]).sum(1))
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        ranks.append((cosines >= cosines[rows, columns][:, None]).sum(1))
+    return np.concatenate(ranks) if ranks else np.empty(0, dtype=np.int64)

@@ -11,7 +11,7 @@ from bertsmith.text.tokenizer import Tokenizer
 IGNORED = -100  # target of a position that is not predicted
 
 Answer: TypeAlias = Mapping[str, Any]
-"""A JSON-ready answer; "answer" is its short form. Each task has a TypedDict of its own, such as `ClassAnswer`."""
+"""A JSON-ready answer; "answer" is its short form. Each task has its own TypedDict, such as `ClassAnswer`."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Ragged:
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
     @classmethod
-    def joined(cls, parts: Sequence["Ragged"]) -> "Ragged":
-        """Concatenate the sequences of all parts."""
-        tokens = np.concatenate([np.empty(0, dtype=np.int32), *(part.tokens for part in parts)])
-        lengths = np.concatenate([np.empty(0, dtype=np.int64), *(part.lengths for part in parts)])
+    def concatenate(cls, arrays: Sequence["Ragged"]) -> "Ragged":
+        """Concatenate the sequences of several ragged arrays."""
+        tokens = np.concatenate([np.empty(0, dtype=np.int32), *(array.tokens for array in arrays)])
+        lengths = np.concatenate([np.empty(0, dtype=np.int64), *(array.lengths for array in arrays)])
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
@@ -61,12 +61,12 @@ class Features:
     example: np.ndarray
     """Index of the example of each item, (items,)."""
     targets: Mapping[str, "np.ndarray | Ragged"]
-    """By name: (items, …) for items; for tokens a Ragged of the same lengths as `tokens`, IGNORED where a token has no
-    target."""
+    """Targets by name: (items, …) per item, or a Ragged with the lengths of `tokens` per token, IGNORED at tokens
+    without a target."""
     cut: int = 0
     """Number of sequences that were truncated."""
     whole_lengths: np.ndarray | None = None
-    """Length of each sequence before truncation, where it was counted; (sequences,)."""
+    """Length of each sequence before truncation, (sequences,); None if unknown."""
 
     def __len__(self) -> int:
         return len(self.example)

@@ -20,13 +20,13 @@ class SpanExample:
     question: str
     context: str
     golds: tuple[str, ...] | None = None
-    """Reference answers; empty for an unanswerable question, None where unknown."""
+    """Reference answers; empty for an unanswerable question, None if unknown."""
     begin: int = -1
-    """Characters of the passage that the first reference answer starts at …"""
+    """Character offset of the first reference answer in the passage."""
     end: int = -1
-    """… and ends before."""
+    """Character offset of its end, exclusive."""
     is_repaired: bool = False
-    """Whether the position was found by searching because the data had a wrong one."""
+    """Whether `begin` was found by search because the offset in the data was wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,29 +38,29 @@ class WindowFeatures(Features):
     characters: tuple[np.ndarray, ...]
     """Character offsets of the tokens of every passage, (tokens, 2) each; examples may share one."""
     first: np.ndarray
-    """Index of the first passage token in a window, (items,) …"""
+    """Index of the first passage token in a window, (items,)."""
     shown: np.ndarray
-    """… and the number of passage tokens in the window, (items,)."""
+    """Number of passage tokens in the window, (items,)."""
     skipped: np.ndarray
     """Number of passage tokens before the window, (items,)."""
     may_start: Ragged
     """Same lengths as the tokens: 1 at passage tokens that no other window shows with more context."""
 
     def span(self, item: int, start: int, end: int) -> tuple[int, int]:
-        """Characters of the passage that tokens `start` to `end` of a window cover."""
+        """Return the character offsets that tokens `start` to `end` of a window cover in the passage."""
         characters = self.characters[self.context[self.example[item]]]
         shift = self.skipped[item] - self.first[item]
         return int(characters[start + shift, 0]), int(characters[end + shift, 1])
 
 
 def window_starts(tokens: int, room: int, stride: int) -> np.ndarray:
-    """First token of each window; the last window reaches the end. An empty passage has one window."""
+    """First token of each window; the last window reaches the end. An empty passage gets one window."""
     step = min(room, stride)
     return np.arange(0, max(0, tokens - room) + step, step)
 
 
 def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which window shows each token with the most context, min(left, right) + 0.01 · length; the first on ties.
+    """Mask of the window with the most context for each token, min(left, right) + 0.01 · length; the first on ties.
 
     Shape: starts and lengths (windows,) -> (windows, tokens), bool.
     """
@@ -75,17 +75,19 @@ def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np
 def window_features(
     examples: Sequence[SpanExample], encoding: TextEncoding, stride: int, question_length: int
 ) -> WindowFeatures:
-    """All windows of all examples, in order; targets "start" and "end" where reference answers are known.
+    """Build all windows of all examples, in order, with targets "start" and "end" if reference answers are known.
 
     The target of a window that does not contain the whole answer is its first token.
     """
     frame = encoding.tokenizer.pair_frame()
     specials = len(frame.before) + len(frame.between) + len(frame.after)
     questions = encoding.tokenizer.encode_plain([example.question for example in examples])
-    numbers: dict[str, int] = {}
-    context = np.array([numbers.setdefault(example.context, len(numbers)) for example in examples], dtype=np.int64)
-    passages = encoding.tokenizer.encode_offsets(list(numbers))
-    before, between, after = (np.array(part, np.int32) for part in (frame.before, frame.between, frame.after))
+    passage_ids: dict[str, int] = {}
+    context = np.array(
+        [passage_ids.setdefault(example.context, len(passage_ids)) for example in examples], dtype=np.int64
+    )
+    passages = encoding.tokenizer.encode_offsets(list(passage_ids))
+    before, between, after = (np.array(ids, np.int32) for ids in (frame.before, frame.between, frame.after))
 
     tokens: list[np.ndarray] = []
     types: list[np.ndarray] = []
@@ -104,8 +106,8 @@ def window_features(
             )
         starts = window_starts(len(ids), room, stride)
         lengths = np.minimum(room, len(ids) - starts)
-        most = None if len(starts) == 1 else has_most_context(len(ids), starts, lengths)
-        wanted = _answer_tokens(example, characters)
+        has_most = None if len(starts) == 1 else has_most_context(len(ids), starts, lengths)
+        answer = _answer_tokens(example, characters)
         begin = len(before) + len(question) + len(between)
         sizes = [len(before), len(question), len(between), 0, len(after)]
         cut += len(starts) if len(questions[index]) > question_length else 0
@@ -114,21 +116,21 @@ def window_features(
             sizes[3] = length
             types.append(np.repeat(np.array(frame.types, np.int32), sizes))
             allowed = np.zeros(len(tokens[-1]), np.int32)
-            allowed[begin : begin + length] = 1 if most is None else most[window, start : start + length]
+            allowed[begin : begin + length] = 1 if has_most is None else has_most[window, start : start + length]
             may_start.append(allowed)
             rows.append((index, begin, length, start))
-            targets.append(_target(wanted, start, length, begin))
+            targets.append(_target(answer, start, length, begin))
 
     positions = np.array(rows, dtype=np.int64).reshape(-1, 4)
     is_known = bool(examples) and examples[0].golds is not None
-    both = np.array(targets, dtype=np.int64).reshape(-1, 2)
-    laid = Ragged.of(tokens)
+    bounds = np.array(targets, dtype=np.int64).reshape(-1, 2)
+    sequences = Ragged.of(tokens)
     return WindowFeatures(
-        tokens=laid,
-        types=Ragged(np.concatenate(types), laid.starts) if encoding.has_types and types else None,
+        tokens=sequences,
+        types=Ragged(np.concatenate(types), sequences.starts) if encoding.has_types and types else None,
         items=np.arange(len(positions) + 1),
         example=positions[:, 0],
-        targets={"start": both[:, 0], "end": both[:, 1]} if is_known else {},
+        targets={"start": bounds[:, 0], "end": bounds[:, 1]} if is_known else {},
         cut=cut,
         context=context,
         characters=tuple(characters for _, characters in passages),
@@ -140,7 +142,7 @@ def window_features(
 
 
 def _answer_tokens(example: SpanExample, characters: np.ndarray) -> tuple[int, int] | None:
-    """First and last passage token of the first reference answer; None where there is none.
+    """Return the first and last passage token of the first reference answer; None if the question is unanswerable.
 
     (IGNORED, IGNORED) if the answer has no tokens, such as one of control characters.
     """
@@ -150,19 +152,19 @@ def _answer_tokens(example: SpanExample, characters: np.ndarray) -> tuple[int, i
     return (int(inside[0]), int(inside[-1])) if len(inside) else (IGNORED, IGNORED)
 
 
-def _target(wanted: tuple[int, int] | None, start: int, length: int, begin: int) -> tuple[int, int]:
-    """Positions of the answer in a window; 0, 0 if the window does not contain the whole answer."""
-    if wanted is None:
+def _target(answer: tuple[int, int] | None, start: int, length: int, begin: int) -> tuple[int, int]:
+    """Return the positions of the answer in a window; 0, 0 if the window does not contain the whole answer."""
+    if answer is None:
         return 0, 0
-    if wanted[0] == IGNORED:
-        return wanted
-    if wanted[0] < start or wanted[1] >= start + length:
+    if answer[0] == IGNORED:
+        return answer
+    if answer[0] < start or answer[1] >= start + length:
         return 0, 0
-    return wanted[0] - start + begin, wanted[1] - start + begin
+    return answer[0] - start + begin, answer[1] - start + begin
 
 
-NO_CANDIDATE = 1e9  # JSON has no infinity
-_WINDOWS_AT_ONCE = 2048
+NO_CANDIDATE = 1e9  # null odds without any candidate span; JSON has no infinity
+_WINDOW_BATCH = 2048
 
 
 @dataclass(frozen=True)
@@ -226,16 +228,16 @@ def best_spans(
 ) -> Candidates:
     """Combine the n best starts and n best ends of every window into candidate spans.
 
-    A candidate lies inside the passage, does not end before it starts, has at most `longest` tokens and starts at a
-    token that no other window shows with more context.
+    A candidate lies inside the passage, does not end before it starts, has at most `max_answer_length` tokens and
+    starts at a token that no other window shows with more context.
 
     Shape: outputs (tokens, 2) each, window by window.
     """
-    parts = [
+    batches = [
         _window_spans(features, outputs, begin, n_best, max_answer_length)
-        for begin in range(0, max(1, len(outputs)), _WINDOWS_AT_ONCE)
+        for begin in range(0, max(1, len(outputs)), _WINDOW_BATCH)
     ]
-    item, start, end, start_score, end_score = (np.concatenate(column) for column in zip(*parts, strict=True))
+    item, start, end, start_score, end_score = (np.concatenate(column) for column in zip(*batches, strict=True))
     example = features.example[item]
     # stable: ties stay in the order of windows, then of their best starts, then of their best ends
     order = np.lexsort((-(start_score + end_score), example))
@@ -247,19 +249,19 @@ def best_spans(
 def _window_spans(
     features: WindowFeatures, outputs: Sequence[np.ndarray], begin: int, n_best: int, max_answer_length: int
 ) -> tuple[np.ndarray, ...]:
-    """Candidates of a chunk of windows: item, start, end and the scores of both."""
-    some = outputs[begin : begin + _WINDOWS_AT_ONCE]
-    lengths = np.array([len(own) for own in some], dtype=np.int64)
+    """Candidates of a batch of windows: item, start, end and the scores of both."""
+    batch = outputs[begin : begin + _WINDOW_BATCH]
+    lengths = np.array([len(window) for window in batch], dtype=np.int64)
     is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
     scores = np.full((*is_token.shape, 2), -np.inf, dtype=np.float64)
     may_start = np.zeros(is_token.shape, dtype=bool)
-    if len(some):
-        scores[is_token] = np.concatenate(some)
+    if len(batch):
+        scores[is_token] = np.concatenate(batch)
         bounds = features.may_start.starts
-        may_start[is_token] = features.may_start.tokens[bounds[begin] : bounds[begin + len(some)]] > 0
+        may_start[is_token] = features.may_start.tokens[bounds[begin] : bounds[begin + len(batch)]] > 0
     best = np.argsort(-scores, axis=1, kind="stable")[:, :n_best]
     starts, ends = best[..., 0], best[..., 1]
-    first, shown = features.first[begin : begin + len(some)], features.shown[begin : begin + len(some)]
+    first, shown = features.first[begin : begin + len(batch)], features.shown[begin : begin + len(batch)]
     is_inside = (ends >= first[:, None]) & (ends < (first + shown)[:, None])
     # (windows, starts, ends)
     tokens = ends[:, None, :] - starts[:, :, None] + 1
@@ -270,48 +272,48 @@ def _window_spans(
 
 
 def no_answer_scores(features: WindowFeatures, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Start and end score of the first token, in the window of each example where their sum is least.
+    """Start and end score of the first token, from the window of each example with the lowest sum.
 
     Shape: (examples, 2)
     """
-    firsts = np.array([own[0] for own in outputs], dtype=np.float64).reshape(-1, 2)
+    firsts = np.array([window[0] for window in outputs], dtype=np.float64).reshape(-1, 2)
     order = np.lexsort((firsts.sum(-1), features.example))
     bounds = np.searchsorted(features.example[order], np.arange(len(features.context)))
-    least: np.ndarray = firsts[order][bounds]
-    return least
+    lowest: np.ndarray = firsts[order][bounds]
+    return lowest
 
 
 def distinct_texts(
     candidates: Candidates, example: int, features: WindowFeatures, context: str, n_best: int
 ) -> list[Span]:
-    """The best spans of one question with distinct texts."""
-    found: list[Span] = []
+    """Return the best spans of one question with distinct texts."""
+    spans: list[Span] = []
     seen: set[str] = set()
     for index in range(candidates.bounds[example], candidates.bounds[example + 1]):
-        if len(found) == n_best:
+        if len(spans) == n_best:
             break
         begin, end = features.span(int(candidates.item[index]), candidates.start[index], candidates.end[index])
-        whole = context[begin:end]
-        text = whole.strip()
+        covered = context[begin:end]
+        text = covered.strip()
         if not text or text in seen:
             continue
         seen.add(text)
-        begin += whole.index(text)
+        begin += covered.index(text)
         scores = float(candidates.start_score[index]), float(candidates.end_score[index])
-        found.append(Span(text, *scores, begin, begin + len(text)))
-    return found
+        spans.append(Span(text, *scores, begin, begin + len(text)))
+    return spans
 
 
-def with_no_answer(found: list[Span], none: Span, n_best: int) -> list[Span]:
+def with_no_answer(spans: list[Span], null: Span, n_best: int) -> list[Span]:
     """Insert "no answer" into the best spans by its score; it is never dropped."""
-    index = sum(answer.score >= none.score for answer in found)
-    return [*found[:index], none, *found[index : max(index, n_best - 1)]]
+    index = sum(span.score >= null.score for span in spans)
+    return [*spans[:index], null, *spans[index : max(index, n_best - 1)]]
 
 
 def read_passage_question(table: Table, index: int, *, id: str, question: str, context: str) -> SpanExample:
     """Read the question of a row without targets, given the names of its columns."""
-    name = table.rows[index].get(id, index)
-    return SpanExample(str(name), table.text(index, question), table.text(index, context))
+    question_id = table.rows[index].get(id, index)
+    return SpanExample(str(question_id), table.text(index, question), table.text(index, context))
 
 
 def span_answers(
@@ -326,35 +328,35 @@ def span_answers(
 ) -> list[SpanAnswer]:
     """Return the best answer to each question and its n best; outputs (tokens, 2) per window."""
     candidates = best_spans(features, outputs, n_best, max_answer_length)
-    none = no_answer_scores(features, outputs)
+    null_scores = no_answer_scores(features, outputs)
     answers: list[SpanAnswer] = []
     for index, example in enumerate(examples):
-        texts = distinct_texts(candidates, index, features, example.context, n_best)
-        nothing = Span("", *none[index].tolist())
-        best = with_no_answer(texts, nothing, n_best) if may_be_unanswered or not texts else texts
-        odds = nothing.score - texts[0].score if texts else NO_CANDIDATE
-        is_unanswered = not texts or (bool(may_be_unanswered) and odds > null_threshold)
-        answers.append(_answer(best, nothing if is_unanswered else texts[0], odds))
+        spans = distinct_texts(candidates, index, features, example.context, n_best)
+        null = Span("", *null_scores[index].tolist())
+        best = with_no_answer(spans, null, n_best) if may_be_unanswered or not spans else spans
+        odds = null.score - spans[0].score if spans else NO_CANDIDATE
+        is_unanswered = not spans or (bool(may_be_unanswered) and odds > null_threshold)
+        answers.append(_answer(best, null if is_unanswered else spans[0], odds))
     return answers
 
 
 def _answer(best: list[Span], chosen: Span, odds: float) -> SpanAnswer:
-    shares = softmax(np.array([one.score for one in best])).tolist()
+    probabilities = softmax(np.array([span.score for span in best])).tolist()
     return {
         "answer": chosen.text,
-        "score": shares[best.index(chosen)],
+        "score": probabilities[best.index(chosen)],
         "begin": chosen.begin,
         "end": chosen.end,
         "null_odds": odds,
         "n_best": [
             {
-                "text": one.text,
-                "probability": share,
-                "start_logit": one.start_score,
-                "end_logit": one.end_score,
-                "begin": one.begin,
-                "end": one.end,
+                "text": span.text,
+                "probability": probability,
+                "start_logit": span.start_score,
+                "end_logit": span.end_score,
+                "begin": span.begin,
+                "end": span.end,
             }
-            for one, share in zip(best, shares, strict=True)
+            for span, probability in zip(best, probabilities, strict=True)
         ],
     }

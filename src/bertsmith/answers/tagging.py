@@ -18,8 +18,8 @@ from bertsmith.text.tokenizer import Tokenizer
 Scheme = Literal["iob", "bioes", "plain"]
 
 OUTSIDE = "O"
-_SAME = {"L": "E", "U": "S"}
-_PLACES = {"iob": "BI", "bioes": "BIES"}
+_BILOU_TO_BIOES = {"L": "E", "U": "S"}
+_PREFIXES = {"iob": "BI", "bioes": "BIES"}
 
 
 class Chunk(NamedTuple):
@@ -32,57 +32,57 @@ class Chunk(NamedTuple):
 
 def tag_parts(tag: str) -> tuple[str, str]:
     """Split a tag into its prefix and the chunk type, which may be empty: B-PER into B and PER."""
-    position, _, kind = tag.partition("-")
-    return _SAME.get(position, position), kind
+    prefix, _, kind = tag.partition("-")
+    return _BILOU_TO_BIOES.get(prefix, prefix), kind
 
 
 def tagging_scheme(tags: Iterable[str]) -> Scheme:
     """Detect the scheme of a set of tags; "plain" if they mark no chunks, such as parts of speech."""
-    positions = {tag_parts(tag)[0] for tag in tags if tag != OUTSIDE}
-    if not positions or not positions <= set("BIES"):
+    prefixes = {tag_parts(tag)[0] for tag in tags if tag != OUTSIDE}
+    if not prefixes or not prefixes <= set("BIES"):
         return "plain"
-    return "iob" if positions <= set("BI") else "bioes"
+    return "iob" if prefixes <= set("BI") else "bioes"
 
 
 def complete_labels(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """The label set: the tags seen, and every prefix of the scheme for each chunk type.
+    """Return the label set: the tags seen, completed with every prefix of the scheme for each chunk type.
 
-    A type whose chunks all had one word in training may have longer chunks elsewhere.
+    A type whose chunks all have one word in training may have longer chunks elsewhere.
     """
     seen = set(tags)
     if scheme == "plain":
         return tuple(sorted(seen))
     letters = {"E": "L", "S": "U"} if {tag.partition("-")[0] for tag in seen} & {"L", "U"} else {}
     kinds = sorted({tag.partition("-")[2] for tag in seen if tag != OUTSIDE})
-    positions = [letters.get(position, position) for position in _PLACES[scheme]]
-    return (OUTSIDE, *(f"{position}-{kind}" if kind else position for kind in kinds for position in positions))
+    prefixes = [letters.get(prefix, prefix) for prefix in _PREFIXES[scheme]]
+    return (OUTSIDE, *(f"{prefix}-{kind}" if kind else prefix for kind in kinds for prefix in prefixes))
 
 
 def chunks(tags: Sequence[str]) -> list[Chunk]:
-    """The chunks of a sentence, as conlleval reads them.
+    """Return the chunks of a sentence, by the rules of conlleval.
 
     B and S always begin a chunk; I and E do so after O, after the end of a chunk, and where the type changes. A chunk
     ends where another begins, at O, and at the end of the sentence.
     """
-    found: list[Chunk] = []
-    begin, before, kind_before = 0, OUTSIDE, ""
+    result: list[Chunk] = []
+    begin, previous, previous_kind = 0, OUTSIDE, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
-        position, kind = tag_parts(tag)
-        begins = position != OUTSIDE and (position in "BS" or before in "OES" or kind != kind_before)
-        if before != OUTSIDE and (begins or position == OUTSIDE):
-            found.append(Chunk(kind_before, begin, index))
+        prefix, kind = tag_parts(tag)
+        begins = prefix != OUTSIDE and (prefix in "BS" or previous in "OES" or kind != previous_kind)
+        if previous != OUTSIDE and (begins or prefix == OUTSIDE):
+            result.append(Chunk(previous_kind, begin, index))
         if begins:
             begin = index
-        before, kind_before = position, kind
-    return found
+        previous, previous_kind = prefix, kind
+    return result
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
     """Convert IOB1 or IOB2 tags to IOB2: the first word of each chunk gets B."""
-    changed = list(tags)
+    converted = list(tags)
     for kind, begin, _ in chunks(tags):
-        changed[begin] = f"B-{kind}" if kind else "B"
-    return changed
+        converted[begin] = f"B-{kind}" if kind else "B"
+    return converted
 
 
 # matched against the shape of a text: letters and digits are "w", white space is " ", other characters stay
@@ -95,21 +95,21 @@ _CLITIC = re.compile(r"(?<=\w)['’](?:s|m|d|re|ve|ll)\Z", re.IGNORECASE)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """Split a text into words and return their offsets: at spaces and punctuation, 's apart as in newswire.
+    """Return the offsets of words: split at spaces and punctuation, with clitics such as 's separate (as in CoNLL).
 
     >>> text = "Ann's U.S. trip (2 days) cost $1,000."
     >>> [text[begin:end] for begin, end in split_words(text)]
     ['Ann', "'s", 'U.S.', 'trip', '(', '2', 'days', ')', 'cost', '$', '1,000', '.']
     """
-    found = []
+    offsets = []
     for match in _WORD.finditer("".join(map(_shape, text))):
         begin, end = match.span()
         clitic = _CLITIC.search(text, begin, end)
         if clitic is not None:
-            found += [(begin, clitic.start()), (clitic.start(), end)]
+            offsets += [(begin, clitic.start()), (clitic.start(), end)]
         else:
-            found.append((begin, end))
-    return found
+            offsets.append((begin, end))
+    return offsets
 
 
 def _shape(character: str) -> str:
@@ -129,15 +129,15 @@ class TaggedWords:
 
     words: tuple[str, ...]
     tags: tuple[int, ...] = ()
-    """Empty where unknown."""
+    """Tag index of each word; empty if unknown."""
     document: int = 0
-    """Index of its document."""
+    """Index of the document."""
     text: str | None = None
-    """The text, if the input was not a list of words …"""
+    """The input text; None if the input was a list of words."""
     offsets: tuple[tuple[int, int], ...] = ()
-    """… and the offsets of each word in it."""
+    """Character offsets of the words in `text`."""
     is_changed: bool = False
-    """Whether its tags were converted from IOB1 to IOB2."""
+    """Whether the tags were converted from IOB1 to IOB2."""
 
 
 class Entity(TypedDict):
@@ -162,36 +162,38 @@ class TagAnswer(TypedDict):
 
 def read_sentence(table: Table, index: int, column: str, document: int) -> TaggedWords:
     """Read the sentence of a row without tags: a list of words, or a text."""
-    given = table.value(index, column)
-    if not isinstance(given, str):
+    value = table.value(index, column)
+    if not isinstance(value, str):
         return TaggedWords(read_words(table, index, column), (), document)
-    offsets = tuple(split_words(given))
-    return TaggedWords(tuple(given[begin:end] for begin, end in offsets), (), document, given, offsets)
+    offsets = tuple(split_words(value))
+    return TaggedWords(tuple(value[begin:end] for begin, end in offsets), (), document, value, offsets)
 
 
 def read_words(table: Table, index: int, column: str) -> tuple[str, ...]:
     """Read the words of a row, which must be a list."""
-    given = table.value(index, column)
-    if not isinstance(given, list | tuple):
-        raise InputError(f"{table.location(index)}: {column!r} is {given!r:.60}; it must be a list of words")
-    for position, word in enumerate(given):
+    words = table.value(index, column)
+    if not isinstance(words, list | tuple):
+        raise InputError(f"{table.location(index)}: {column!r} is {words!r:.60}; it must be a list of words")
+    for position, word in enumerate(words):
         if not isinstance(word, str):
-            raise InputError(f"{table.location(index)}: {column!r} has {word!r} as word {position + 1}; not a string")
-    return tuple(given)
+            raise InputError(
+                f"{table.location(index)}: {column!r} has {word!r} as word {position + 1}; a word must be a string"
+            )
+    return tuple(words)
 
 
-def document_numbers(table: Table, words: str, document: str) -> list[int]:
-    """Index of each row's document: adjacent rows with the same name; without names, split at -DOCSTART- only."""
-    numbers: list[int] = []
+def document_indices(table: Table, words: str, document: str) -> list[int]:
+    """Return the document index of each row: adjacent rows with equal names, or split at -DOCSTART- without names."""
+    indices: list[int] = []
     for index, row in enumerate(table):
         is_new = index > 0 and (
             row.get(document, "") != table.rows[index - 1].get(document, "")
             or (document in row and row[document] is None)
         )
-        given = row.get(words)
-        is_new |= bool(index and isinstance(given, list | tuple) and given and given[0] == _DOCUMENT_MARK)
-        numbers.append((numbers[-1] if numbers else 0) + is_new)
-    return numbers
+        value = row.get(words)
+        is_new |= bool(index and isinstance(value, list | tuple) and value and value[0] == _DOCUMENT_MARK)
+        indices.append((indices[-1] if indices else 0) + is_new)
+    return indices
 
 
 def tag_answers(
@@ -204,30 +206,30 @@ def tag_answers(
 ) -> list[TagAnswer]:
     """Return the tags of each sentence and, if tags mark chunks, its entities; outputs (tokens, labels) per item."""
     best = [np.zeros(len(example.words), dtype=np.int64) for example in examples]
-    shares = [np.zeros(len(example.words)) for example in examples]
+    confidences = [np.zeros(len(example.words)) for example in examples]
     words = features.targets["word"]
     assert isinstance(words, Ragged)
     for item, example in enumerate(features.example.tolist()):
         word = words[item]
         is_first = word != IGNORED
-        own = softmax(outputs[item][is_first])  # (words of the item, labels)
-        best[example][word[is_first]] = own.argmax(-1)
-        shares[example][word[is_first]] = own.max(-1)
+        probabilities = softmax(outputs[item][is_first])  # (words of the item, labels)
+        best[example][word[is_first]] = probabilities.argmax(-1)
+        confidences[example][word[is_first]] = probabilities.max(-1)
     answers: list[TagAnswer] = []
-    for example, numbers, own in zip(examples, best, shares, strict=True):
-        tags = [labels[number] for number in numbers.tolist()]
-        score, tokens, scores = float(own.mean()) if tags else 1.0, list(example.words), own.tolist()
+    for example, indices, confidence in zip(examples, best, confidences, strict=True):
+        tags = [labels[index] for index in indices.tolist()]
+        score, tokens, scores = float(confidence.mean()) if tags else 1.0, list(example.words), confidence.tolist()
         if has_chunks:
-            entities = [_entity(example, *chunk, own) for chunk in chunks(tags)]
+            entities = [_entity(example, *chunk, confidence) for chunk in chunks(tags)]
             answers.append({"answer": tags, "score": score, "entities": entities, "words": tokens, "scores": scores})
         else:
             answers.append({"answer": tags, "score": score, "words": tokens, "scores": scores})
     return answers
 
 
-def _entity(example: TaggedWords, kind: str, begin: int, end: int, shares: np.ndarray) -> Entity:
-    """A chunk with its offsets and text; its score is the lowest probability of its words."""
-    score = float(shares[begin:end].min())
+def _entity(example: TaggedWords, kind: str, begin: int, end: int, confidence: np.ndarray) -> Entity:
+    """Return a chunk with its offsets and text; its score is the lowest probability of its words."""
+    score = float(confidence[begin:end].min())
     if example.text is None:
         return {"type": kind, "begin": begin, "end": end, "text": " ".join(example.words[begin:end]), "score": score}
     first, last = example.offsets[begin][0], example.offsets[end - 1][1]
@@ -235,7 +237,7 @@ def _entity(example: TaggedWords, kind: str, begin: int, end: int, shares: np.nd
 
 
 def word_tokens(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Token ids of each sentence, and the index of the word of every token.
+    """Return the token ids of each sentence and the word index of every token.
 
     A word without tokens, such as a control character, becomes the unknown token.
     Shape: (ids,) both, the word indices non-decreasing.
@@ -247,7 +249,7 @@ def word_tokens(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> lis
 def _assign_words(
     tokenizer: Tokenizer, words: Sequence[str], ids: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of a sentence and the word of each: the one that contains its last character.
+    """Return the token ids of a sentence and the word of each, which contains its last character.
 
     Shape: ids (ids,), offsets (ids, 2).
     """
@@ -263,8 +265,8 @@ def _assign_words(
     return np.insert(ids, positions, tokenizer.unknown), np.insert(owners, positions, missing)
 
 
-_SPECIAL_TOKENS = 2  # at both ends of a sequence
-_MAX_FILL = 0.75  # share of a sequence that one part of a split sentence fills, so that context fits beside it
+_SPECIAL_TOKENS = 2  # one at each end of a sequence
+_MAX_FILL = 0.75  # fraction of a sequence filled by one part of a split sentence, which leaves room for context
 
 
 @dataclass(frozen=True)
@@ -274,43 +276,43 @@ class Document:
     tokens: np.ndarray
     owners: np.ndarray
     first: np.ndarray
-    """First token of each word, then the number of tokens: (words + 1,)."""
+    """Index of the first token of each word, then the number of tokens, (words + 1,)."""
     cut: int
     """Number of words that were truncated because they were longer than a sequence."""
 
     @classmethod
-    def of(cls, sentences: Sequence[tuple[np.ndarray, np.ndarray]], words: Sequence[int], most: int) -> "Document":
-        """Concatenate sentences, given their numbers of words; a word keeps at most `most` tokens."""
+    def of(cls, sentences: Sequence[tuple[np.ndarray, np.ndarray]], words: Sequence[int], limit: int) -> "Document":
+        """Concatenate sentences, given their numbers of words; a word keeps at most `limit` tokens."""
         begins = np.concatenate([[0], np.cumsum(words)])
         tokens = np.concatenate([ids for ids, _ in sentences])
-        owners = np.concatenate([own + begin for (_, own), begin in zip(sentences, begins, strict=False)])
+        owners = np.concatenate([indices + begin for (_, indices), begin in zip(sentences, begins, strict=False)])
         first = np.searchsorted(owners, np.arange(begins[-1] + 1))
         rank = np.arange(len(owners)) - first[owners]  # index of a token in its word
-        if not len(owners) or rank.max() < most:
+        if not len(owners) or rank.max() < limit:
             return cls(tokens, owners, first, 0)
-        kept = rank < most
-        cut = int((np.diff(first) > most).sum())
-        return cls(tokens[kept], owners[kept], np.searchsorted(owners[kept], np.arange(begins[-1] + 1)), cut)
+        keep = rank < limit
+        cut = int((np.diff(first) > limit).sum())
+        return cls(tokens[keep], owners[keep], np.searchsorted(owners[keep], np.arange(begins[-1] + 1)), cut)
 
     def parts(self, begin: int, end: int, room: int) -> list[tuple[int, int]]:
         """Split the words `begin` to before `end` into parts that fit into `room` tokens."""
         size = int(self.first[end] - self.first[begin])
         if size <= room:
             return [(begin, end)]
-        most = max(1, int(room * _MAX_FILL))
-        goal = size / -(-size // most)  # parts of about one size
-        found, part = [], begin
+        limit = max(1, int(room * _MAX_FILL))
+        target_size = size / -(-size // limit)  # parts of about equal size
+        parts, start = [], begin
         for word in range(begin + 1, end + 1):
             # word - 1 no longer fits: the part ends before it
-            if word - 1 > part and self.first[word] - self.first[part] > goal:
-                found.append((part, word - 1))
-                part = word - 1
-        return [*found, (part, end)]
+            if word - 1 > start and self.first[word] - self.first[start] > target_size:
+                parts.append((start, word - 1))
+                start = word - 1
+        return [*parts, (start, end)]
 
     def around(self, part: tuple[int, int], within: tuple[int, int], room: int) -> tuple[int, int]:
         """Extend a part by context on both sides up to `room` tokens, half on each side.
 
-        `within` bounds the context; a side with too few words leaves its room to the other.
+        `within` limits the context; room that one side cannot use goes to the other.
         """
         begin, end = (int(self.first[word]) for word in part)
         low, high = (int(self.first[word]) for word in within)
@@ -324,7 +326,7 @@ class Document:
 
 @dataclass
 class _Sequences:
-    """The sequences so far."""
+    """Sequences collected so far."""
 
     tokens: list[np.ndarray] = field(default_factory=list)
     words: list[np.ndarray] = field(default_factory=list)
@@ -348,12 +350,14 @@ def tag_features(
     sequences, room = _Sequences(), encoding.length - _SPECIAL_TOKENS
     encoded = word_tokens(encoding.tokenizer, sentences)
     lengths = [len(sentence) for sentence in sentences]
-    for begin, end in _runs(documents) if has_context else [(index, index + 1) for index in range(len(sentences))]:
+    for begin, end in (
+        _document_ranges(documents) if has_context else [(index, index + 1) for index in range(len(sentences))]
+    ):
         document = Document.of(encoded[begin:end], lengths[begin:end], room)
         sequences.cut += document.cut
         edges = np.concatenate([[0], np.cumsum(lengths[begin:end])]).tolist()
-        for index, own in zip(range(begin, end), pairwise(edges), strict=True):
-            _add(sequences, document, index, own, (0, edges[-1]), encoding)
+        for index, sentence in zip(range(begin, end), pairwise(edges), strict=True):
+            _add_sentence(sequences, document, index, sentence, (0, edges[-1]), encoding)
     tokens, words = Ragged.of(sequences.tokens), Ragged.of(sequences.words)
     targets = {"word": words}
     if tags is not None:
@@ -370,29 +374,29 @@ def tag_features(
     )
 
 
-def _add(
+def _add_sentence(
     sequences: _Sequences,
     document: Document,
     index: int,
-    own: tuple[int, int],
+    sentence: tuple[int, int],
     within: tuple[int, int],
     encoding: TextEncoding,
 ) -> None:
-    """Add the sequences of one sentence, the words in the range `own`."""
+    """Add the sequences of one sentence, given by its range of words."""
     room = encoding.length - _SPECIAL_TOKENS
-    for part in document.parts(*own, room):
+    for part in document.parts(*sentence, room):
         left, right = document.around(part, within, room)
         begin, end = document.first[left], document.first[right]
         words = np.full(end - begin + _SPECIAL_TOKENS, IGNORED, dtype=np.int32)
-        words[document.first[part[0] : part[1]] - begin + 1] = np.arange(part[0], part[1]) - own[0]
+        words[document.first[part[0] : part[1]] - begin + 1] = np.arange(part[0], part[1]) - sentence[0]
         ends = [encoding.tokenizer.start], [encoding.tokenizer.separator]
         sequences.tokens.append(np.concatenate([ends[0], document.tokens[begin:end], ends[1]]).astype(np.int32))
         sequences.words.append(words)
         sequences.example.append(index)
 
 
-def _runs(documents: Sequence[int]) -> list[tuple[int, int]]:
-    """First and end index of each document."""
-    numbers = np.asarray(documents)
-    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+def _document_ranges(documents: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end index of each document."""
+    indices = np.asarray(documents)
+    edges = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(indices)]
     return list(pairwise(edges))

@@ -57,9 +57,9 @@ def text_features(
     """Encode every example as one sequence; truncate the longer text of a pair first."""
     texts = [example.text for example in examples]
     pairs = [str(example.pair) for example in examples] if examples and examples[0].pair is not None else None
-    made = encoding.tokenizer.encode(texts, pairs, encoding.length, padding=False)
-    tokens = Ragged.of(made["input_ids"])
-    types = Ragged.of(made["token_type_ids"]) if encoding.has_types else None
+    encoded = encoding.tokenizer.encode(texts, pairs, encoding.length, padding=False)
+    tokens = Ragged.of(encoded["input_ids"])
+    types = Ragged.of(encoded["token_type_ids"]) if encoding.has_types else None
     count = len(examples)
     whole = whole_lengths(tokens.lengths, texts, pairs, encoding)
     cut = int((whole > encoding.length).sum())
@@ -74,26 +74,26 @@ def whole_lengths(
     full = np.flatnonzero(whole >= encoding.length).tolist()
     if full:
         seconds = None if pairs is None else [pairs[index] for index in full]
-        made = encoding.tokenizer.encode([texts[index] for index in full], seconds, padding=False)
-        whole[full] = [len(row) for row in made["input_ids"]]
+        encoded = encoding.tokenizer.encode([texts[index] for index in full], seconds, padding=False)
+        whole[full] = [len(row) for row in encoded["input_ids"]]
     return whole
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Softmax over the last axis in float64."""
-    lifted = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
-    shares: np.ndarray = lifted / lifted.sum(-1, keepdims=True)
-    return shares
+    exponentials = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
+    probabilities: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
+    return probabilities
 
 
 def class_answers(outputs: Sequence[np.ndarray], labels: Sequence[str]) -> list[ClassAnswer]:
     """Return the most probable label of each output, (labels,) each."""
     answers: list[ClassAnswer] = []
     for scores in outputs:
-        shares = softmax(scores)
-        by_name = {name: float(share) for name, share in zip(labels, shares, strict=True)}
-        best = int(shares.argmax())
-        answers.append({"answer": labels[best], "score": float(shares[best]), "scores": by_name})
+        probabilities = softmax(scores)
+        by_label = {name: float(probability) for name, probability in zip(labels, probabilities, strict=True)}
+        best = int(probabilities.argmax())
+        answers.append({"answer": labels[best], "score": float(probabilities[best]), "scores": by_label})
     return answers
 
 
@@ -102,10 +102,10 @@ def label_answers(outputs: Sequence[np.ndarray], labels: Sequence[str], threshol
     answers: list[LabelsAnswer] = []
     for scores in outputs:
         # sigmoid by tanh: exp of a large score overflows
-        shares = (0.5 * (1 + np.tanh(scores.astype(np.float64) / 2))).tolist()
-        by_name = dict(zip(labels, shares, strict=True))
-        chosen = [name for name, share in by_name.items() if share >= threshold]
-        answers.append({"answer": chosen, "scores": by_name})
+        probabilities = (0.5 * (1 + np.tanh(scores.astype(np.float64) / 2))).tolist()
+        by_label = dict(zip(labels, probabilities, strict=True))
+        chosen = [name for name, probability in by_label.items() if probability >= threshold]
+        answers.append({"answer": chosen, "scores": by_label})
     return answers
 
 
@@ -113,8 +113,8 @@ def value_answers(
     outputs: Sequence[np.ndarray], lowest: float | None, highest: float | None, *, scale: bool, clip: bool
 ) -> list[ValueAnswer]:
     """Return the predicted numbers, clipped to the range on request; outputs (1,) each."""
-    least, span = value_scale(lowest, highest, scale=scale)
-    values = [float(output[0]) * span + least for output in outputs]
+    offset, factor = value_scale(lowest, highest, scale=scale)
+    values = [float(output[0]) * factor + offset for output in outputs]
     if clip and lowest is not None and highest is not None:
         values = [min(max(value, lowest), highest) for value in values]
     return [{"answer": value} for value in values]

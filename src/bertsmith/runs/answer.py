@@ -14,7 +14,7 @@ from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
 from bertsmith.errors import InputError
 from bertsmith.models.seq2seq import GenerationConfig
-from bertsmith.tasks.data_source import named_columns
+from bertsmith.tasks.data_source import parse_columns
 from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_task_record
 from bertsmith.tasks.translation import Translation
 from bertsmith.text.rows import Table
@@ -32,7 +32,7 @@ def read_task(model: Path, columns: Sequence[str], **search: float | None) -> Ta
     """
     record = read_task_record(model) if (model / TASK_FILE).is_file() else _translation_record(model)
     task = record.task
-    changes: dict[str, Any] = dict(named_columns(columns, type(task)))
+    changes: dict[str, Any] = dict(parse_columns(columns, type(task)))
     options = {name: value for name, value in search.items() if value is not None}
     if isinstance(task, Translation):
         if changes:

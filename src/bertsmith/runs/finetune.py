@@ -18,7 +18,7 @@ from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
 from bertsmith.runs.folder import read_recipe_file
 from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
 from bertsmith.runs.search import SearchResult, find_search, run_search
-from bertsmith.tasks.data_source import Tables, held_out, read_rows, recognise, task_splits
+from bertsmith.tasks.data_source import Tables, hold_out, read_rows, recognise, task_splits
 from bertsmith.text.rows import Table
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings, TranslationSettings, explain_costs, read_data
@@ -221,7 +221,7 @@ def read_settings(
     if dev_rows is None:
         # labels are collected before rows are held out, so that no held-out label is unknown
         settings = settings.changed(task=settings.task.resolve(rows))
-        rows, dev_rows, notice = held_out(settings.task, rows, "there is no dev split")
+        rows, dev_rows, notice = hold_out(settings.task, rows, "there is no dev split")
         notices.append(notice)
     return settings, Tables(rows, dev_rows, tuple(notices))
 

@@ -19,7 +19,7 @@ from bertsmith.runs.output import REPORT, RESULT, write_answers, write_files
 from bertsmith.runs.result import Result, StoppedRun, print_plain, spread
 from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.data_source import Tables
-from bertsmith.tasks.degenerate import answers_alike
+from bertsmith.tasks.degenerate import has_constant_answers
 from bertsmith.tasks.metrics.base import confidence_interval
 from bertsmith.tasks.predictor import Predictor, write_task_record
 from bertsmith.toml import to_toml
@@ -135,7 +135,7 @@ def run_finetuning(
             best_step=progress.best_step,
             seed=settings.run.seed,
             data=finetuning.counts,
-            is_degenerate=answers_alike(task, data.dev, answers),
+            is_degenerate=has_constant_answers(task, data.dev, answers),
             predictor=Predictor(trainer.model.eval(), settings.task_record),
         )
         if run.is_main:

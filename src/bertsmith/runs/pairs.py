@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from bertsmith.errors import InputError
 from bertsmith.runs.output import claim, write_result
 from bertsmith.runs.result import OneShotResult
-from bertsmith.text.passages import DEFAULT_KINDS, Lengths, Passages, kinds_of, pairs_of
-from bertsmith.text.readers import find_files, read_titled
+from bertsmith.text.passages import DEFAULT_KINDS, Lengths, Passages, pairs_of, parse_kinds
+from bertsmith.text.readers import find_files, read_documents_with_titles
 
 ROWS = "train.jsonl.gz"
 
@@ -79,7 +79,7 @@ def pairs(
     """
     out = Path(out)
     files = find_files([data] if isinstance(data, str | Path) else data)
-    counts_by_kind, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(min_words, max_words)
+    counts_by_kind, lengths = DEFAULT_KINDS if kinds is None else parse_kinds(kinds), Lengths(min_words, max_words)
     if documents is not None and documents < 1:
         raise InputError(f"--documents is {documents}; allowed: 1 or more")
     claim(out, force, *files)
@@ -133,7 +133,7 @@ def _make_pairs(
     on_read: Callable[[int], None],
 ) -> Iterator[list[dict[str, str]]]:
     """Yield the rows of each document."""
-    for index, (name, document) in enumerate(read_titled(files, field, title, on_read)):
+    for index, (name, document) in enumerate(read_documents_with_titles(files, field, title, on_read)):
         passages, draw = Passages.of(document, lengths, name), Random(f"{seed} {index}")
         yield [
             {"anchor": anchor, "positive": positive, "kind": kind}

@@ -14,7 +14,7 @@ from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
-from bertsmith.text.readers import PACKINGS, read_lines
+from bertsmith.text.readers import COMPRESSIONS, read_lines
 from bertsmith.text.rows import Table, table_of
 
 
@@ -134,7 +134,7 @@ def _pair_table(task: Task[Any], texts: Sequence[str], pairs: Sequence[str]) -> 
 
 def _data_table(task: Task[Any], data: str, split: str) -> Table:
     """Read the rows of a file or a split, or the lines of a .txt file."""
-    if not data.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
+    if not data.lower().endswith(tuple(f".txt{compression}" for compression in COMPRESSIONS)):
         return task_splits(data, file_is=split).read(split)
     if not task.takes_one_text:
         columns = ", ".join(task.input_columns)

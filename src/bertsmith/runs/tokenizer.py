@@ -48,7 +48,7 @@ class ExtensionSummary:
             tokens_per_word_before=round(extension.tokens_before / words, 4),
             tokens_per_word_after=round(extension.tokens_after / words, 4),
             words_unchanged=round(extension.words_unchanged / words, 4),
-            best=tuple(AddedToken(gain.piece, tuple(gain.parts), gain.tokens_saved) for gain in extension.best),
+            best=tuple(AddedToken(gain.token, tuple(gain.parts), gain.tokens_saved) for gain in extension.best),
         )
 
 

@@ -23,7 +23,7 @@ from bertsmith.answers.spans import SpanExample, WindowFeatures, read_passage_qu
 from bertsmith.answers.tagging import (
     Scheme,
     TaggedWords,
-    document_numbers,
+    document_indices,
     read_sentence,
     tag_answers,
     tag_features,
@@ -150,7 +150,7 @@ class ExportedTagging(ExportedTask[TaggedWords]):
         return dict(value) if isinstance(value, Mapping) else {self.words: value, self.document: None}
 
     def examples(self, table: Table) -> list[TaggedWords]:
-        documents = document_numbers(table, self.words, self.document)
+        documents = document_indices(table, self.words, self.document)
         return [read_sentence(table, index, self.words, document) for index, document in enumerate(documents)]
 
     def features(self, examples: Sequence[TaggedWords], encoding: TextEncoding) -> Features:

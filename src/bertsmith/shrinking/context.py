@@ -21,7 +21,7 @@ from bertsmith.settings import Plain, Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig, importance
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
-from bertsmith.tasks.data_source import held_out, named_columns, task_splits
+from bertsmith.tasks.data_source import hold_out, parse_columns, task_splits
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -84,7 +84,7 @@ def read_settings(
     splits = task_splits(plain["data"])
     train, dev, notices = splits.read("train"), splits.find("dev"), tuple[str, ...]()
     task, sequences = record.task.plain(), record.sequences.plain()
-    requested = {**task, **plain.get("task", {}), **named_columns(columns, type(record.task))}
+    requested = {**task, **plain.get("task", {}), **parse_columns(columns, type(record.task))}
     for name in ("kind", "labels"):
         if requested.get(name) != task.get(name):
             raise InputError(
@@ -94,7 +94,7 @@ def read_settings(
     plain = {**plain, "task": requested, "sequences": {**sequences, **plain.get("sequences", {})}}
     settings = kind.parse(_inherit_training(plain, folder) if inherits else plain, source=source)
     if dev is None:
-        train, dev, notice = held_out(settings.task, train, "there is no dev split")
+        train, dev, notice = hold_out(settings.task, train, "there is no dev split")
         notices = (notice,)
     return settings, TaskTables(train, dev, notices)
 

@@ -1,4 +1,4 @@
-"""The tasks a model can be fine-tuned for, one file per kind."""
+"""The kinds of task a model can be fine-tuned for, one file each."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.tasks.translation import Translation
 
-# the first kind whose columns fit is taken
+# recognition takes the first kind whose columns match
 TASKS: dict[str, type[Task[Any]]] = {
     "choice": Choice,
     "spans": SpanAnswers,

@@ -26,7 +26,7 @@ from bertsmith.text.rows import Table, row_of
 
 
 class Encoding(TextEncoding):
-    """How texts become the sequences of one model."""
+    """Tokenizer and sequence settings of one model."""
 
     @classmethod
     def of(cls, model: Runner, length: int) -> "Encoding":
@@ -42,19 +42,19 @@ AnswerData = Mapping[str, Any]
 RowData = Mapping[str, Any]
 """A row of a table: cells by column."""
 Watch = Callable[[int, int], None]
-"""Called with the number of examples that are answered, and with that of all."""
+"""Progress callback, called with the number of examples done and the total."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of some answers."""
+    """Metrics of a set of answers."""
 
     metric: str
-    """The name of the main metric."""
+    """Name of the main metric."""
     metrics: dict[str, float]
-    """All of them, in percent where they are shares or correlations."""
+    """All metrics by name; fractions and correlations are in percent."""
     measure: Callable[[np.ndarray], float] | None = None
-    """The main metric of a sample of the examples, given by their indices; None where no interval is computed."""
+    """Computes the main metric on a subset of the examples, given by index; None if it has no bootstrap interval."""
     details: dict[str, object] = field(default_factory=dict)
     """Further values for result.json, such as BLEU's signature."""
 
@@ -74,12 +74,12 @@ class Task(Record, ABC, Generic[Example]):
 
     kind: str
     metric: str | None = None
-    """The main metric, by which the best weights are chosen; None for the usual one of this kind."""
+    """Main metric, which selects the best checkpoint; None for the default of this kind of task."""
     name: str | None = None
-    """Which task of GLUE it is, where it is one: for the files its server takes. None for no such task."""
+    """Name of the GLUE task, which adds predictions in the format of the GLUE server; None for any other task."""
 
     roles: ClassVar[tuple[str, ...]]
-    """Fields that name input columns, in the order of the values of a tuple."""
+    """Fields that name input columns, in the order in which a tuple gives their values."""
     target_roles: ClassVar[tuple[str, ...]]
     """Fields that name target columns; not needed for prediction."""
 
@@ -196,24 +196,24 @@ class Task(Record, ABC, Generic[Example]):
         """Evaluate a model on examples; return its answers as well."""
         answers = self.predict(model, examples, sequences, watch)
         evaluation = self.evaluate(examples, answers)
-        own = self.model_metrics(model, examples, sequences)
-        return replace(evaluation, metrics={**evaluation.metrics, **own}), answers
+        model_metrics = self.model_metrics(model, examples, sequences)
+        return replace(evaluation, metrics={**evaluation.metrics, **model_metrics}), answers
 
     def model_metrics(self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig) -> dict[str, float]:
         """Return metrics that need the model itself, not only its answers."""
         return {}
 
-    def row(self, given: Any) -> dict[str, Any]:
-        """Return the input of one prediction as a row: a mapping as it is, else its values by column."""
-        return row_of(given, self.input_columns)
+    def row(self, value: Any) -> dict[str, Any]:
+        """Return the input of one prediction as a row; a text or tuple becomes a mapping by column."""
+        return row_of(value, self.input_columns)
 
     def augment(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples to train on, with augmented ones."""
+        """Return the training examples, with additional or rearranged ones if the task asks for them."""
         return list(examples)
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell holds no visible text: an empty text, or a list of such."""
+    """Whether a cell holds no visible text: a blank string, or a list of blank strings."""
     if isinstance(value, list | tuple):
         return all(map(is_blank, value))
     return isinstance(value, str) and not is_visible(value)

@@ -1,4 +1,4 @@
-"""Choose one of several texts: the answer to a question, the ending of a story."""
+"""Multiple choice: select the answer to a question or the ending of a story."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,67 +24,68 @@ from bertsmith.tasks.metrics.base import evaluate_metrics
 from bertsmith.tasks.texts import classifier_head
 from bertsmith.text.rows import Table
 
-_USUAL = {
+_COLUMN_NAMES = {
     "context": ("context", "ctx", "article", "passage", "premise", "sent1"),
     "question": ("question",),
     "start": ("sent2",),
     "label": ("label", "answer", "answerKey"),
 }
-_LISTS = ("choices", "endings", "options")
-_BEGINNINGS = ("ending", "choice", "solution", "option")
+_CHOICE_LISTS = ("choices", "endings", "options")
+_CHOICE_PREFIXES = ("ending", "choice", "solution", "option")
 
 
 class Choice(Task[ChoiceExample]):
-    """Say which of an item's choices is right. Each is read with the context and the question in a sequence of its own:
+    """Select the correct choice. Each choice is encoded with the context and the question in its own sequence:
     [CLS] context question [SEP] choice [SEP].
     """
 
     kind: Literal["choice"] = "choice"
     context: str | None = None
-    """The column of what all choices are about: a text, or a list of them such as the turns of a dialogue …"""
+    """Column of the context shared by all choices: a text, or a list of texts such as the turns of a dialogue.
+    `context` or `question` is required."""
     question: str | None = None
-    """… and of the question, which follows it. One of the two is needed."""
+    """Column of the question, which follows the context."""
     start: str | None = None
-    """The column of the text that each choice goes on from, as SWAG has it."""
+    """Column of a text that every choice continues (SWAG's sent2)."""
     choices: str = "choices"
-    """The column of the choices, a list; or how the names of their columns begin: "ending" for ending0, ending1, …"""
+    """Column with the list of choices, or the prefix of one column per choice: "ending" for ending0, ending1, …"""
     label: str = "label"
-    """The column of the right choice: its place from 0, or its letter from A."""
+    """Column of the correct choice: its index from 0, or its letter from A."""
     keep: Literal["end", "beginning"] = "end"
-    """Which part of a context stays that is too long: its end, which stands next to the question and the choice, or its
-    beginning. Choices are never cut before the context is gone."""
+    """Which end of an over-long context to keep: "end", next to the question and the choice, or "beginning". The whole
+    context is removed before a choice is cut."""
 
     roles: ClassVar[tuple[str, ...]] = ("context", "question", "start", "choices")
     target_roles: ClassVar[tuple[str, ...]] = ("label",)
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
-        found = {role: next((name for name in names if name in row), None) for role, names in _USUAL.items()}
-        found["choices"] = next((name for name in _LISTS if isinstance(row.get(name), list)), None)
-        if found["choices"] is None:
-            found["choices"] = next((name for name in _BEGINNINGS if len(numbered_columns(row, name)) > 1), None)
-        if found["choices"] is None or found["context"] is found["question"] is None:
+        columns = {role: next((name for name in names if name in row), None) for role, names in _COLUMN_NAMES.items()}
+        columns["choices"] = next((name for name in _CHOICE_LISTS if isinstance(row.get(name), list)), None)
+        if columns["choices"] is None:
+            columns["choices"] = next((name for name in _CHOICE_PREFIXES if len(numbered_columns(row, name)) > 1), None)
+        if columns["choices"] is None or columns["context"] is columns["question"] is None:
             return None
-        return {role: name for role, name in found.items() if name is not None}
+        return {role: name for role, name in columns.items() if name is not None}
 
     def resolve(self, train: Table) -> "Choice":
         if self.context is None and self.question is None:
-            raise InputError("task.context and task.question are not given; name the column of at least one of them")
+            raise InputError("task.context and task.question are not set; name the column of at least one of them")
         return self
 
     def head(self, model: ModelConfig) -> HeadConfig:
         return classifier_head(model, ("choice",))
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[ChoiceExample]:
-        found = []
+        examples = []
         for index in range(len(table)):
             example = read_choice(
                 table, index, context=self.context, question=self.question, start=self.start, choices=self.choices
             )
             if has_targets:
-                example = replace(example, label=_place(table, index, self.label, len(example.choices)))
-            found.append(example)
-        return found
+                example = replace(example, label=_read_label(table, index, self.label, len(example.choices)))
+            examples.append(example)
+        return examples
 
     def texts(self, examples: Sequence[ChoiceExample]) -> Iterator[str]:
         for example in examples:
@@ -102,8 +103,8 @@ class Choice(Task[ChoiceExample]):
         return choice_answers(examples, outputs)
 
     def evaluate(self, examples: Sequence[ChoiceExample], answers: Sequence[AnswerData]) -> Evaluation:
-        is_right = np.array([a["answer"] == example.label for a, example in zip(answers, examples, strict=True)])
-        return evaluate_metrics({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_right,), self.metric)
+        is_correct = np.array([a["answer"] == example.label for a, example in zip(answers, examples, strict=True)])
+        return evaluate_metrics({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_correct,), self.metric)
 
     def gold(self, example: ChoiceExample) -> int:
         return example.label
@@ -119,8 +120,8 @@ class Choice(Task[ChoiceExample]):
         return f"{answer}: {' '.join(example.choices[answer].split())}"
 
 
-def _place(table: Table, index: int, column: str, choices: int) -> int:
-    """The right choice as a number."""
+def _read_label(table: Table, index: int, column: str, choices: int) -> int:
+    """Return the index of the correct choice."""
     value = table.value(index, column)
     number = value
     if isinstance(value, str):
@@ -129,7 +130,7 @@ def _place(table: Table, index: int, column: str, choices: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < choices:
         last = chr(ord("A") + choices - 1)
         raise InputError(
-            f"{table.location(index)}: {column!r} is {value!r}; the row has {choices} choices: 0 to {choices - 1}, "
-            f"or A to {last}"
+            f"{table.location(index)}: {column!r} is {value!r}; the row has {choices} choices; allowed: 0 to "
+            f"{choices - 1}, or A to {last}"
         )
     return number

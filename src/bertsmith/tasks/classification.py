@@ -1,4 +1,4 @@
-"""Classify a text or a pair of texts: one of several labels."""
+"""Classification of a text or a pair of texts: one of several labels."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,36 +23,38 @@ from bertsmith.tasks.texts import (
     confusion_counts,
     in_both_orders,
     label_name,
+    loss_weights,
     ordered_labels,
     text_columns,
-    weights_of,
 )
 from bertsmith.text.rows import Table
 
-_IMBALANCE = 5  # times that the commonest label may be as common as the rarest before it is said
+_MAX_IMBALANCE = 5  # ratio of the most to the least frequent label above which a notice is issued
 
 
 @dataclass(frozen=True)
 class LabelledText(TextExample):
-    """A text, perhaps with a second one, and the number of its label."""
+    """A text or pair of texts with the index of its label."""
 
     label: int = -1
 
 
 class Classification(TextTask[LabelledText]):
-    """Say which of some labels a text, or a pair of texts, has."""
+    """Assign one of several labels to a text or a pair of texts."""
 
     kind: Literal["classification"] = "classification"
     label: str = "label"
-    """The column of the label, a word, a whole number, true or false."""
+    """Column of the label: a word, an integer, true or false."""
     labels: tuple[str, ...] = ()
-    """The names of the labels; empty for those of the training data, in their order."""
+    """Names of the labels by index; empty to collect them from the training data (integers by value, then words in
+    alphabetical order)."""
     positive: str | None = Field(default=None, min_length=1)
-    """Where there are two labels, the one whose F1 is reported; None for the second in their order."""
+    """Label whose F1 is reported as "f1" in binary classification; None for the second of `labels`."""
     class_weights: ClassWeights = "none"
-    """How much each label counts in the loss: all the same, the rarer the more, or the numbers given."""
+    """Weight of each label in the loss: "none" for equal weights, "balanced" for weights inversely proportional to the
+    label frequencies, or one number per label."""
     both_orders: bool = False
-    """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
+    """Train on every pair in both orders, for symmetric tasks such as paraphrase detection (ELECTRA)."""
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
@@ -67,27 +69,27 @@ class Classification(TextTask[LabelledText]):
         names = {label_name(train, index, self.label) for index in range(len(train))}
         if len(names) < 2:
             only = ", ".join(names)
-            raise InputError(f"{train.name}: column {self.label!r} has one label only, {only!r}; at least 2 are needed")
+            raise InputError(f"{train.name}: column {self.label!r} has only one label, {only!r}; at least 2 are needed")
         return self.changed(labels=ordered_labels(names))
 
     def head(self, model: ModelConfig) -> HeadConfig:
         return classifier_head(model, self.labels)
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[LabelledText]:
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        found = []
+        label_index = {name: index for index, name in enumerate(self.labels)}
+        examples = []
         for index, texts in enumerate(read_texts(table, self.text, self.pair)):
             label = -1
             if has_targets:
                 name = label_name(table, index, self.label)
-                if name not in numbers:
+                if name not in label_index:
                     raise InputError(
-                        f"{table.location(index)}: {self.label!r} is {name!r}, which no training row has; "
+                        f"{table.location(index)}: {self.label!r} is {name!r}, which is not a label of this task; "
                         f"{nearest(name, self.labels)}"
                     )
-                label = numbers[name]
-            found.append(LabelledText(texts.text, texts.pair, label))
-        return found
+                label = label_index[name]
+            examples.append(LabelledText(texts.text, texts.pair, label))
+        return examples
 
     def features(self, examples: Sequence[LabelledText], encoding: Encoding) -> Features:
         labels = np.array([example.label for example in examples], dtype=np.int64)
@@ -97,7 +99,7 @@ class Classification(TextTask[LabelledText]):
         return in_both_orders(examples, has_pairs=self.pair is not None) if self.both_orders else list(examples)
 
     def objective(self, examples: Sequence[LabelledText]) -> Classes:
-        return Classes(weights=weights_of(self.class_weights, self.labels, (example.label for example in examples)))
+        return Classes(weights=loss_weights(self.class_weights, self.labels, (example.label for example in examples)))
 
     def answers(
         self, examples: Sequence[LabelledText], features: Features, outputs: Sequence[np.ndarray]
@@ -105,10 +107,10 @@ class Classification(TextTask[LabelledText]):
         return class_answers(outputs, self.labels)
 
     def evaluate(self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]) -> Evaluation:
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        said = np.array([numbers[answer["answer"]] for answer in answers])
-        right = np.array([example.label for example in examples])
-        return evaluate_classes(said, right, len(self.labels), self.metric, self._positive())
+        label_index = {name: index for index, name in enumerate(self.labels)}
+        predicted = np.array([label_index[answer["answer"]] for answer in answers])
+        labels = np.array([example.label for example in examples])
+        return evaluate_classes(predicted, labels, len(self.labels), self.metric, self._positive())
 
     def gold(self, example: LabelledText) -> str:
         return self.labels[example.label]
@@ -116,8 +118,8 @@ class Classification(TextTask[LabelledText]):
     def confusion(
         self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]
     ) -> tuple[tuple[str, ...], np.ndarray]:
-        right, said = (example.label for example in examples), (answer["answer"] for answer in answers)
-        return self.labels, confusion_counts(self.labels, right, said)
+        targets, predicted = (example.label for example in examples), (answer["answer"] for answer in answers)
+        return self.labels, confusion_counts(self.labels, targets, predicted)
 
     def label_counts(self, examples: Sequence[LabelledText]) -> Counter[str]:
         return Counter(map(self.gold, examples))
@@ -126,21 +128,21 @@ class Classification(TextTask[LabelledText]):
         counts = self.label_counts(examples)
         if len(counts) < 2:
             return []
-        found = []
+        notices = []
         unseen = [name for name in self.labels if name not in counts]
         if unseen:
             which = "the label" if len(unseen) == 1 else "any of the labels"
-            found.append(f"train has no row with {which} {', '.join(unseen)}")
-        (most, often), (least, rarely) = counts.most_common()[0], counts.most_common()[-1]
-        if often > _IMBALANCE * rarely and self.class_weights == "none":
-            found.append(
-                f"{100 * often / counts.total():.1f} % of train is labelled {most!r}, {often / rarely:.1f} times as "
-                f"often as {least!r}; with task.class_weights=balanced each label counts the same"
+            notices.append(f"train has no row with {which} {', '.join(unseen)}")
+        (frequent, highest), (rare, lowest) = counts.most_common()[0], counts.most_common()[-1]
+        if highest > _MAX_IMBALANCE * lowest and self.class_weights == "none":
+            notices.append(
+                f"the labels are imbalanced: {100 * highest / counts.total():.1f} % of train is {frequent!r}, "
+                f"{highest / lowest:.1f} times as many rows as {rare!r}; set task.class_weights=balanced to compensate"
             )
-        return found
+        return notices
 
     def _positive(self) -> int:
-        """The number of the label whose F1 is reported."""
+        """Index of the label whose F1 is reported."""
         if self.positive is None:
             return 1
         if self.positive not in self.labels:

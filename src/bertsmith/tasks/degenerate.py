@@ -1,4 +1,4 @@
-"""Is a model fit for a task at all? Told by its answers: all alike, no better than chance, labels in another order."""
+"""Detect models that do not fit a task: constant answers, accuracy at chance level, permuted labels."""
 
 import json
 from collections import Counter
@@ -8,46 +8,47 @@ from typing import Any
 
 from bertsmith.tasks.base import AnswerData, Evaluation, Task
 
-_MOST_ORDERS = 6  # labels of which all orders are tried
-_BETTER = 5.0  # points of accuracy by which another order must be better to be believed
+_MAX_PERMUTED_LABELS = 6  # permutations are tried up to this number of labels
+_MIN_GAIN = 5.0  # points of accuracy by which a permutation must be better
 
 
-def answers_alike(task: Task[Any], examples: Sequence[Any], answers: Sequence[AnswerData]) -> bool:
-    """Whether all answers are the same and the right ones are not, as after a run that went wrong."""
-    said, right = [answer["answer"] for answer in answers], [task.gold(example) for example in examples]
-    if task.kind == "tagging":  # one and the same tag for every word
-        said, right = (list(chain.from_iterable(tags)) for tags in (said, right))
-    return len(set(map(json.dumps, said))) == 1 and len({json.dumps(answer, default=str) for answer in right}) > 1
+def has_constant_answers(task: Task[Any], examples: Sequence[Any], answers: Sequence[AnswerData]) -> bool:
+    """Whether all answers are equal although the correct ones differ."""
+    predicted, correct = [answer["answer"] for answer in answers], [task.gold(example) for example in examples]
+    if task.kind == "tagging":  # compare the tags of single words
+        predicted, correct = (list(chain.from_iterable(tags)) for tags in (predicted, correct))
+    values = {json.dumps(answer, default=str) for answer in correct}
+    return len(set(map(json.dumps, predicted))) == 1 and len(values) > 1
 
 
-def unfitness(
+def mismatch_reason(
     task: Task[Any], examples: Sequence[Any], answers: Sequence[AnswerData], evaluation: Evaluation
 ) -> str | None:
-    """What shows that a model was not trained for this task, as a clause; None where nothing does."""
-    if answers_alike(task, examples, answers):
-        return "gives one and the same answer to all of dev"
+    """Return the sign that a model was not trained for this task, as the predicate of a sentence; None if it fits."""
+    if has_constant_answers(task, examples, answers):
+        return "gives the same answer to all of dev"
     confusion = task.confusion(examples, answers)
     if confusion is None or task.kind == "tagging":
-        return f"has {evaluation.score:.2f} of {evaluation.metric} on dev" if evaluation.score <= 0 else None
+        return f"has {evaluation.metric} {evaluation.score:.2f} on dev" if evaluation.score <= 0 else None
     labels, counts = confusion
-    share = 100 / counts.sum()
-    right = share * counts.trace()
-    if len(labels) <= _MOST_ORDERS:
+    percent = 100 / counts.sum()
+    accuracy = percent * counts.trace()
+    if len(labels) <= _MAX_PERMUTED_LABELS:
         best = max(permutations(range(len(labels))), key=lambda order: sum(counts[i, j] for i, j in enumerate(order)))
-        other = share * sum(counts[i, j] for i, j in enumerate(best))
-        if other > right + _BETTER:
+        permuted_accuracy = percent * sum(counts[i, j] for i, j in enumerate(best))
+        if permuted_accuracy > accuracy + _MIN_GAIN:
             order = ", ".join(labels[j] for j in best)
             return (
-                f"answers {right:.1f} % of dev rightly, and {other:.1f} % if its labels stood in the order {order}: it "
-                "was trained with another order of the labels"
+                f"has accuracy {accuracy:.1f} % on dev, but {permuted_accuracy:.1f} % with its labels in the order "
+                f"{order}: it was trained with another label order"
             )
-    chance = guessed(task, examples)
-    if right <= chance:
-        return f"answers {right:.1f} % of dev rightly, which guessing by the labels' shares does ({chance:.1f} %)"
+    chance = chance_accuracy(task, examples)
+    if accuracy <= chance:
+        return f"has accuracy {accuracy:.1f} % on dev, which is not above chance ({chance:.1f} %)"
     return None
 
 
-def guessed(task: Task[Any], examples: Sequence[Any]) -> float:
-    """The percentage of right answers of one who guesses each label as often as it is right."""
+def chance_accuracy(task: Task[Any], examples: Sequence[Any]) -> float:
+    """Expected accuracy, in percent, of guessing labels at random with their frequencies."""
     counts = Counter(json.dumps(task.gold(example), default=str) for example in examples)
     return 100 * sum((count / len(examples)) ** 2 for count in counts.values())

@@ -1,4 +1,4 @@
-"""Vectors of texts that lie close together where the texts are alike."""
+"""Sentence embeddings: train vectors whose cosine measures the similarity of texts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,74 +24,74 @@ from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Simila
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.ranking import (
-    evaluate_likeness,
+    evaluate_pair_labels,
     evaluate_retrieval,
     evaluate_similarity,
-    evaluate_spread,
+    evaluate_uniformity,
 )
 from bertsmith.tasks.texts import label_name, text_columns
 from bertsmith.text.rows import Table
 
 Columns = dict[str, str | None]
 
-_LABELS = ("label", "score", "similarity")
+_LABEL_COLUMNS = ("label", "score", "similarity")
 
 
 def embedding_columns(row: RowData) -> Columns:
-    """The columns of text, pair, negative and label that a row has under their usual names; None for those it lacks."""
-    found: Columns = dict.fromkeys(("text", "pair", "negative", "label"))
+    """Find the columns of text, pair, negative and label by their usual names; None for those a row lacks."""
+    columns: Columns = dict.fromkeys(("text", "pair", "negative", "label"))
     if "anchor" in row:
-        return found | {
+        return columns | {
             "text": "anchor",
             "pair": "positive" if "positive" in row else None,
             "negative": "negative" if "negative" in row else None,
         }
-    found |= text_columns(row) or {}
-    if found["pair"] is not None:
-        found["label"] = next((name for name in _LABELS if name in row), None)
-    return found
+    columns |= text_columns(row) or {}
+    if columns["pair"] is not None:
+        columns["label"] = next((name for name in _LABEL_COLUMNS if name in row), None)
+    return columns
 
 
-def usual_loss(
+def default_loss(
     train: Table, pair: str | None, label: str | None
 ) -> Literal["in_batch", "similarity", "contrastive", "dropout"]:
-    """What is learned from such columns, unless told otherwise."""
+    """Return the default loss for the columns of the training data."""
     if pair is None:
         return "dropout"
     if label is None:
         return "in_batch"
-    names = (train.value(index, label) for index in range(len(train)))
-    return "similarity" if any(_is_fraction(value) for value in names) else "contrastive"
+    values = (train.value(index, label) for index in range(len(train)))
+    return "similarity" if any(_is_fraction(value) for value in values) else "contrastive"
 
 
-def alike_labels(train: Table, column: str, told: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of a column that mean that two texts are alike: those told, or where it is plain; else a sentence."""
-    names = {likeness_name(train, index, column) for index in range(len(train))}
-    if any(name in names for name in told):
-        return told
-    if told:
+def alike_labels(train: Table, column: str, alike: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels that mark similar pairs: `alike`, or "1" or "entailment"; raise InputError if none is known."""
+    names = {_pair_label(train, index, column) for index in range(len(train))}
+    if any(name in names for name in alike):
+        return alike
+    if alike:
         raise InputError(
-            f"task.alike is {', '.join(told)}, and no row of {train.name} has that in {column!r}; it has "
-            f"{', '.join(sorted(names))}"
+            f"task.alike is {', '.join(alike)}, but no row of {train.name} has such a label in {column!r}; its labels "
+            f"are {', '.join(sorted(names))}"
         )
     if names == {"0", "1"}:
         return ("1",)
     if "entailment" in names:
         return ("entailment",)
     raise InputError(
-        f"{train.name}: column {column!r} has the labels {', '.join(sorted(names))}; say with task.alike which of them "
-        "mean that two texts are alike"
+        f"{train.name}: column {column!r} has the labels {', '.join(sorted(names))}; set task.alike to those that mark "
+        "similar pairs"
     )
 
 
-def likeness_name(table: Table, index: int, column: str) -> str:
-    """The label of a row as a name; true and false are 1 and 0."""
+def _pair_label(table: Table, index: int, column: str) -> str:
+    """Return the label of a pair as a string; true and false become "1" and "0"."""
     value = table.value(index, column)
     return str(int(value)) if isinstance(value, bool) else label_name(table, index, column)
 
 
 def _is_fraction(value: Any) -> bool:
-    """Whether this is a number that is not written as a whole one, as text or not."""
+    """Whether a value is a float, or a string with a number that is not an integer."""
     if not isinstance(value, str):
         return isinstance(value, float)
     try:
@@ -105,34 +105,34 @@ Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout"]
 
 
 class TextEmbedding(Task[EmbeddingExample]):
-    """Give texts vectors, to be compared by their cosine."""
+    """Embed texts as vectors that are compared by cosine similarity."""
 
     kind: Literal["embedding"] = "embedding"
     text: str | None = None
-    """The column of the text; None for what the usual names of columns show …"""
+    """Column of the text; None to find the columns by their usual names."""
     pair: str | None = None
-    """… and of the second one, which is like it or is compared with it …"""
+    """Column of the second text: a positive, or the text to compare with if there is a label."""
     negative: str | None = None
-    """… and of one that is unlike it."""
+    """Column of a hard negative."""
     label: str | None = None
-    """The column that says how alike the two are, by a number or a label; None where all are alike."""
+    """Column of the similarity of a pair, a score or a label; None if all pairs are positives."""
     loss: Loss | None = None
-    """What is learned: "in_batch" that a text finds its like among those of the micro-batch, "similarity" that the
-    cosine is the number given, "ranking" that cosines are in the order of the numbers, "contrastive" that like pairs
-    are close and unlike ones apart, "dropout" (SimCSE) that a text finds itself under other dropout. None for what
-    the columns show."""
+    """Training loss. "in_batch": each text retrieves its positive among the texts of the micro-batch. "similarity":
+    regression of the cosine on the score. "ranking": cosines are ordered like the scores. "contrastive": similar pairs
+    are pulled together, dissimilar ones pushed apart. "dropout": each text retrieves itself under another dropout mask
+    (SimCSE). None selects by the columns."""
     alike: tuple[str, ...] = ()
-    """The labels that mean that two texts are alike; empty for 1 of 0 and 1, or entailment."""
+    """Labels of similar pairs; empty for "1" if the labels are 0 and 1, or for "entailment"."""
     lowest: float | None = None
-    """The number that stands for nothing alike; None for the least of the training data."""
+    """Score of completely dissimilar texts; None for the minimum of the training data."""
     highest: float | None = None
-    """The one that stands for all the same; None for the greatest."""
+    """Score of equivalent texts; None for the maximum of the training data."""
     scale: float = Field(default=20.0, gt=0)
-    """What cosines are multiplied by in "in_batch", "dropout" and "ranking": 1 / temperature."""
+    """Factor on cosines in "in_batch", "dropout" and "ranking": 1 / temperature."""
     margin: float = Field(default=0.5, gt=0, le=2)
-    """How far apart unlike texts must be, as 1 − cosine, in "contrastive"."""
+    """Minimum distance of dissimilar texts, as 1 − cosine, in "contrastive"."""
     symmetric: bool = False
-    """Whether in "in_batch" the likes must find their texts as well."""
+    """Whether "in_batch" also trains positives to retrieve their texts."""
 
     roles: ClassVar[tuple[str, ...]] = ("text", "pair")
     target_roles: ClassVar[tuple[str, ...]] = ("negative", "label")
@@ -146,15 +146,14 @@ class TextEmbedding(Task[EmbeddingExample]):
     def resolve(self, train: Table) -> "TextEmbedding":
         task = self
         if self.text is None:
-            found = embedding_columns(train.rows[0] if len(train) else {})
-            if found["text"] is None:
-                columns = ", ".join(train.columns)
-                raise InputError(f"{train.name} has the columns {columns}; name that of the text with --column text=…")
-            asked = {role: getattr(self, role) or name for role, name in found.items()}
-            task = self.changed(**asked)
-        loss = task.loss or usual_loss(train, task.pair, task.label)
-        needed = {"in_batch": ("pair",), "dropout": ()}.get(loss, ("pair", "label"))
-        for role in needed:
+            columns = embedding_columns(train.rows[0] if len(train) else {})
+            if columns["text"] is None:
+                names = ", ".join(train.columns)
+                raise InputError(f"{train.name} has the columns {names}; select the text with --column text=…")
+            task = self.changed(**{role: getattr(self, role) or name for role, name in columns.items()})
+        loss = task.loss or default_loss(train, task.pair, task.label)
+        required = {"in_batch": ("pair",), "dropout": ()}.get(loss, ("pair", "label"))
+        for role in required:
             if getattr(task, role) is None:
                 raise InputError(f"task.loss is {loss!r}, which needs task.{role}: the name of a column")
         changes: dict[str, Any] = {"loss": loss}
@@ -166,8 +165,8 @@ class TextEmbedding(Task[EmbeddingExample]):
             changes["highest"] = max(values) if task.highest is None else task.highest
             if changes["lowest"] >= changes["highest"]:
                 raise InputError(
-                    f"{train.name}: column {task.label!r} goes from {changes['lowest']:g} to {changes['highest']:g}; "
-                    "at least 2 different numbers are needed"
+                    f"{train.name}: column {task.label!r} ranges from {changes['lowest']:g} to "
+                    f"{changes['highest']:g}; at least 2 different numbers are needed"
                 )
         return task.changed(**changes)
 
@@ -180,7 +179,7 @@ class TextEmbedding(Task[EmbeddingExample]):
         columns = self._columns(table)
         texts = [name for name in (columns["text"], columns["pair"], columns["negative"]) if name is not None]
         label = columns["label"]
-        task = self._of_range(table, label)
+        task = self._with_range(table, label)
         return [
             EmbeddingExample(
                 tuple(table.text(index, name) for name in texts),
@@ -193,7 +192,7 @@ class TextEmbedding(Task[EmbeddingExample]):
         return (text for example in examples for text in example.texts)
 
     def augment(self, examples: Sequence[EmbeddingExample]) -> list[EmbeddingExample]:
-        """With "dropout" every text with itself; with "in_batch" only pairs of likes."""
+        """Pair every text with itself for "dropout"; keep only positive pairs for "in_batch"."""
         if self.loss == "dropout":
             return [EmbeddingExample((text, text)) for text in dict.fromkeys(self.texts(examples))]
         if self.loss == "in_batch" and self.label is not None:
@@ -215,22 +214,22 @@ class TextEmbedding(Task[EmbeddingExample]):
     def answers(
         self, examples: Sequence[EmbeddingExample], features: Features, outputs: Sequence[np.ndarray]
     ) -> Sequence[Answer]:
-        is_told = any(not math.isnan(example.value) for example in examples)
-        return embedding_answers(examples, outputs, all_alike=self.label is None and not is_told)
+        has_values = any(not math.isnan(example.value) for example in examples)
+        return embedding_answers(examples, outputs, all_alike=self.label is None and not has_values)
 
     def evaluate(self, examples: Sequence[EmbeddingExample], answers: Sequence[AnswerData]) -> Evaluation:
         if len(examples[0].texts) == 1:
-            return evaluate_spread(unit(np.array([answer["answer"] for answer in answers])), self.metric)
+            return evaluate_uniformity(unit(np.array([answer["answer"] for answer in answers])), self.metric)
         values = np.array([example.value for example in examples])
         if np.isnan(values).any():
             return evaluate_retrieval(np.array([answer["rank"] for answer in answers]), self.metric)
         cosines = np.array([answer["answer"] for answer in answers])
         if self.loss in ("similarity", "ranking") or not np.isin(values, (0, 1)).all():
             return evaluate_similarity(cosines, values, self.metric)
-        return evaluate_likeness(cosines, values > 0.5, self.metric)
+        return evaluate_pair_labels(cosines, values > 0.5, self.metric)
 
     def gold(self, example: EmbeddingExample) -> float | None:
-        """How alike the texts of a pair are; None of a text alone, whose vector no one knows."""
+        """Return the similarity of a pair; None for a single text."""
         if len(example.texts) == 1:
             return None
         return 1.0 if math.isnan(example.value) else example.value
@@ -239,7 +238,7 @@ class TextEmbedding(Task[EmbeddingExample]):
         return " | ".join(" ".join(text.split()) for text in example.texts)
 
     def error(self, example: EmbeddingExample, answer: AnswerData) -> float:
-        """How far the cosine is off; how far down the like was found; 0 of a text alone."""
+        """Return the error of the cosine, or 1 − 1 / rank of the paired text; 0 for a single text."""
         if len(example.texts) == 1:
             return 0.0
         if "rank" in answer:
@@ -247,38 +246,38 @@ class TextEmbedding(Task[EmbeddingExample]):
         return abs(float(answer["answer"]) - example.value)
 
     def notices(self, examples: Sequence[EmbeddingExample]) -> list[str]:
-        left_out = 0 if self.loss == "dropout" else len(examples) - len(self.augment(examples))
-        return [f"{left_out} of {len(examples)} training pairs are not alike and are left out"] if left_out else []
+        dropped = 0 if self.loss == "dropout" else len(examples) - len(self.augment(examples))
+        return [f"{dropped} of {len(examples)} training pairs are not similar and are left out"] if dropped else []
 
     @property
     def takes_one_text(self) -> bool:
         return True
 
-    def row(self, given: Any) -> dict[str, Any]:
-        return embedding_row(given, str(self.text), self.pair)
+    def row(self, value: Any) -> dict[str, Any]:
+        return embedding_row(value, str(self.text), self.pair)
 
     def _columns(self, table: Table) -> Columns:
-        """The columns of a table: those of the task, or the usual ones where it has none of that name.
+        """Return the columns of a table: those of the task, or the usual ones if the table lacks them.
 
-        What is learned from texts alone, or from pairs made of them, is often evaluated on pairs with numbers.
+        Models trained on single texts or positives are often evaluated on scored pairs.
         """
-        own = {"text": self.text, "pair": self.pair, "negative": self.negative, "label": self.label}
+        columns = {"text": self.text, "pair": self.pair, "negative": self.negative, "label": self.label}
         if self.loss not in ("dropout", "in_batch") or not len(table) or self.text in table.rows[0]:
-            return own
-        found = embedding_columns(table.rows[0])
-        return own if found["text"] is None else found
+            return columns
+        usual = embedding_columns(table.rows[0])
+        return columns if usual["text"] is None else usual
 
-    def _of_range(self, table: Table, label: str | None) -> "TextEmbedding":
-        """The task for a table whose column of numbers the training data did not have: they tell the range."""
+    def _with_range(self, table: Table, label: str | None) -> "TextEmbedding":
+        """Return the task with the range of a table's scores if the training data had no such column."""
         if label is None or label == self.label or self.alike:
             return self
         values = {table.number(index, label) for index in range(len(table))}
-        # two numbers are no degrees: 0 and 1 would be labels
+        # two distinct numbers are labels, not scores
         return self.changed(lowest=min(values), highest=max(values)) if len(values) > 2 else self
 
     def _value(self, table: Table, index: int, column: str) -> float:
         if self.alike:
-            return float(likeness_name(table, index, column) in self.alike)
+            return float(_pair_label(table, index, column) in self.alike)
         number = table.number(index, column)
         if self.lowest is None or self.highest is None:
             return number

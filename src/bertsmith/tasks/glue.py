@@ -1,6 +1,6 @@
-"""The nine tasks of GLUE: their metrics, their official files, and the files their server takes answers in.
+"""The nine GLUE tasks: metrics, official files, and predictions in the format of the GLUE server.
 
-The columns of the official .tsv files are those that BERT's own code reads; quotes mean nothing in them.
+Columns of the official .tsv files are read as by BERT's run_classifier.py; quotes have no special meaning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,23 @@ _ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task of GLUE."""
+    """One GLUE task."""
 
     kind: str
     texts: tuple[str, ...]
-    """The columns of its texts, as the folders of rows name them."""
+    """Names of the text columns."""
     metrics: tuple[str, ...]
-    """What is reported; the first chooses the best weights."""
+    """Reported metrics; the first selects the best checkpoint."""
     columns: tuple[int, ...]
-    """Where the texts stand in the official train.tsv and dev.tsv …"""
+    """Indices of the text columns in the official train.tsv and dev.tsv."""
     label_column: int
     test_columns: tuple[int, ...]
-    """… and in test.tsv."""
+    """Indices of the text columns in test.tsv."""
     labels: tuple[str, ...] = ()
-    """The labels in the order of their numbers, as the server wants them; empty where it wants the numbers."""
+    """Label names by index, as the server expects them; empty if it expects the indices."""
     has_header: bool = True
     may_be_broken: bool = False
-    """Whether the official files have rows that a line break has torn apart, which everyone leaves out."""
+    """Whether the official files contain rows broken by a line break, which are skipped as usual."""
 
 
 def _single(metric: str, column: int, label: int, test: int, *, has_header: bool = True) -> GlueTask:
@@ -65,13 +65,13 @@ GLUE = {
     "RTE": _pairs(("accuracy",), (1, 2), 3, labels=_ENTAILMENT),
     "WNLI": _pairs(("accuracy",), (1, 2), 3),
 }
-"""By the name of the folder a task lies in. The numbers of labels are those of the folders of rows."""
+"""GLUE tasks by the name of their folder."""
 
-MISMATCHED = "MNLI-mm"  # the name of MNLI where it is asked about texts of other kinds than it was trained on
+MISMATCHED = "MNLI-mm"  # MNLI evaluated on genres that are not in its training data
 
 
 def glue_settings(folder: str | Path | None, kind: str) -> dict[str, str]:
-    """What the name of a data folder tells of a task of this kind: its GLUE name and its main metric, or nothing."""
+    """Return GLUE name and main metric if the folder is named after a GLUE task of this kind, else nothing."""
     name = "" if folder is None else Path(folder).name
     known = next((known for known in GLUE if known.lower() == name.lower()), None)
     if known is None or GLUE[known].kind != kind:
@@ -80,51 +80,51 @@ def glue_settings(folder: str | Path | None, kind: str) -> dict[str, str]:
 
 
 def name_in_split(name: str | None, split: str) -> str | None:
-    """The name a task has in one part of its folder: MNLI has two dev and two test parts."""
+    """Return the task name of a split: MNLI has two dev and two test splits."""
     return MISMATCHED if name == "MNLI" and split.endswith("mismatched") else name
 
 
-def glue_file(name: str, said: Sequence[str | int | float]) -> dict[str, str]:
-    """The answers as the file the GLUE server takes, by its name; nothing where name or labels are not GLUE's.
+def glue_file(name: str, predicted: Sequence[str | int | float]) -> dict[str, str]:
+    """Return predictions in the format of the GLUE server, by file name; empty if name or labels are not GLUE's.
 
-    `said` are labels by name or by number, or values.
+    `predicted` are label names, label indices, or values.
     """
     known = "MNLI" if name == MISMATCHED else name
     if known not in GLUE:
         return {}
-    written = _written(GLUE[known], said)
-    if written is None:
+    answers = _server_answers(GLUE[known], predicted)
+    if answers is None:
         return {}
-    lines = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(written))
+    lines = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
     file = {"MNLI": "MNLI-m"}.get(name, name)
     return {f"{file}.tsv": f"index\tprediction\n{lines}"}
 
 
-def _written(task: GlueTask, said: Sequence[str | int | float]) -> list[str] | None:
-    """Answers as the server wants them; None if there is one it does not know."""
+def _server_answers(task: GlueTask, predicted: Sequence[str | int | float]) -> list[str] | None:
+    """Return answers in the server's notation; None if one is not a label of the task."""
     if task.kind == "regression":
-        return [f"{min(5.0, max(0.0, float(value))):.3f}" for value in said]
-    wanted = task.labels or ("0", "1")
-    names = {**{str(number): name for number, name in enumerate(wanted)}, **{name: name for name in wanted}}
-    texts = [str(answer) for answer in said]
+        return [f"{min(5.0, max(0.0, float(value))):.3f}" for value in predicted]
+    labels = task.labels or ("0", "1")
+    names = {**{str(index): name for index, name in enumerate(labels)}, **{name: name for name in labels}}
+    texts = [str(answer) for answer in predicted]
     return [names[text] for text in texts] if all(text in names for text in texts) else None
 
 
 def read_glue(file: Path, name: str) -> Table:
-    """An official file of a task as rows of idx, its texts and, but for test, label; labels that are words stay so."""
+    """Read an official file as rows of idx, texts and label; test has no label, and label names stay strings."""
     task = GLUE[name]
     is_test = file.stem.startswith("test")
     columns = task.test_columns if is_test else task.columns
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     lines = file.read_text(encoding="utf-8-sig").split("\n")
-    begins = int(task.has_header or is_test)
-    for number, line in enumerate(lines[begins:], begins + 1):
+    first = int(task.has_header or is_test)
+    for number, line in enumerate(lines[first:], first + 1):
         cells = line.removesuffix("\r").split("\t")
         if cells == [""]:
             continue
-        needed = [*columns, *([] if is_test else [task.label_column])]
-        if any(column >= len(cells) or column < -len(cells) for column in needed):
+        required = [*columns, *([] if is_test else [task.label_column])]
+        if any(column >= len(cells) or column < -len(cells) for column in required):
             if task.may_be_broken:
                 continue
             raise InputError(f"file {str(file)!r} line {number} has {len(cells)} columns; {name} needs more")
@@ -138,7 +138,7 @@ def read_glue(file: Path, name: str) -> Table:
 
 
 def official_file(folder: Path, split: str) -> Path | None:
-    """The .tsv file of a part, if there is one; "dev" of MNLI is dev_matched."""
+    """Return the .tsv file of a split, or None; "dev" of MNLI is dev_matched."""
     files = (folder / f"{split}.tsv", folder / f"{split}_matched.tsv")
     return next((file for file in files if file.is_file()), None)
 
@@ -156,13 +156,12 @@ def _label(text: str, task: GlueTask, file: Path, number: int) -> str | int | fl
 
 
 def glue_average(scores: Mapping[str, float]) -> float:
-    """The mean over eight tasks that gives the last column of Table 1 in BERT's paper: without WNLI, and with the two
-    parts of MNLI each as a figure of its own.
+    """Mean over eight tasks as in the last column of BERT's Table 1: without WNLI, MNLI-m and MNLI-mm counted apart.
 
-    `scores` are by name, MNLI-mm among them, each the task's main figure in percent.
+    `scores` are the main metrics in percent by name, including MNLI-mm.
     """
-    counted = [name for name in (*GLUE, MISMATCHED) if name != "WNLI"]
-    missing = [name for name in counted if name not in scores]
+    averaged = [name for name in (*GLUE, MISMATCHED) if name != "WNLI"]
+    missing = [name for name in averaged if name not in scores]
     if missing:
-        raise InputError(f"the average over GLUE lacks {', '.join(missing)}")
-    return fmean(scores[name] for name in counted)
+        raise InputError(f"the GLUE average needs the scores of {', '.join(missing)}")
+    return fmean(scores[name] for name in averaged)

@@ -1,4 +1,4 @@
-"""Give a text or a pair of texts any number of labels."""
+"""Multi-label classification of a text or a pair of texts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,36 +19,37 @@ from bertsmith.tasks.metrics.ranking import evaluate_labels
 from bertsmith.tasks.texts import TextTask, classifier_head, ordered_labels, text_columns
 from bertsmith.text.rows import Table
 
-_COLUMNS = ("label", "labels")
+_LABEL_COLUMNS = ("label", "labels")
 
 
 @dataclass(frozen=True)
-class ManyLabelledText(TextExample):
-    """A text, perhaps with a second one, and the numbers of its labels."""
+class MultiLabelText(TextExample):
+    """A text or pair of texts with the indices of its labels."""
 
     labels: tuple[int, ...] = ()
 
 
-class MultiLabel(TextTask[ManyLabelledText]):
-    """Say which of some labels a text, or a pair of texts, has: none, one or several."""
+class MultiLabel(TextTask[MultiLabelText]):
+    """Assign any number of labels to a text or a pair of texts."""
 
     kind: Literal["multi_label"] = "multi_label"
     label: str = "label"
-    """The column of the labels, a list of names …"""
+    """Column of the labels: a list of names, or one string if `separator` is set."""
     separator: str | None = Field(default=None, min_length=1)
-    """… or one string, and this between the names; None where it is a list."""
+    """Separator of the names in a string of labels; None if the column holds lists."""
     labels: tuple[str, ...] = ()
-    """The names of the labels; empty for those of the training data, in their order."""
+    """Names of the labels by index; empty to collect them from the training data (integers by value, then words in
+    alphabetical order)."""
     threshold: float = Field(default=0.5, gt=0, lt=1)
-    """The score from which a label is answered."""
+    """Minimum probability at which a label is predicted."""
     label_weights: Literal["none", "balanced"] = "none"
-    """How much a yes counts in the loss: as much as a no, or the more the rarer the label is, so that all its yes count
-    as much as all its no."""
+    """Weight of positive examples in the loss: "none" for 1, or "balanced" for negatives / positives of each label, so
+    that both contribute equally."""
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
         columns = text_columns(row)
-        label = next((name for name in _COLUMNS if isinstance(row.get(name), list)), None)
+        label = next((name for name in _LABEL_COLUMNS if isinstance(row.get(name), list)), None)
         return None if columns is None or label is None else {**columns, "label": label}
 
     def resolve(self, train: Table) -> "MultiLabel":
@@ -62,63 +63,63 @@ class MultiLabel(TextTask[ManyLabelledText]):
     def head(self, model: ModelConfig) -> HeadConfig:
         return classifier_head(model, self.labels)
 
-    def examples(self, table: Table, *, has_targets: bool = True) -> list[ManyLabelledText]:
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        found = []
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[MultiLabelText]:
+        label_index = {name: index for index, name in enumerate(self.labels)}
+        examples = []
         for index, texts in enumerate(read_texts(table, self.text, self.pair)):
             names = self._names(table, index) if has_targets else []
             for name in names:
-                if name not in numbers:
+                if name not in label_index:
                     raise InputError(
-                        f"{table.location(index)}: {self.label!r} has {name!r}, which no training row has; "
+                        f"{table.location(index)}: {self.label!r} has {name!r}, which is not a label of this task; "
                         f"{nearest(name, self.labels)}"
                     )
-            own = tuple(sorted({numbers[name] for name in names}))
-            found.append(ManyLabelledText(texts.text, texts.pair, own))
-        return found
+            labels = tuple(sorted({label_index[name] for name in names}))
+            examples.append(MultiLabelText(texts.text, texts.pair, labels))
+        return examples
 
-    def features(self, examples: Sequence[ManyLabelledText], encoding: Encoding) -> Features:
-        return text_features(examples, encoding, {"labels": self._table(examples).astype(np.float32)})
+    def features(self, examples: Sequence[MultiLabelText], encoding: Encoding) -> Features:
+        return text_features(examples, encoding, {"labels": self._label_matrix(examples).astype(np.float32)})
 
-    def objective(self, examples: Sequence[ManyLabelledText]) -> Labels:
+    def objective(self, examples: Sequence[MultiLabelText]) -> Labels:
         if self.label_weights == "none":
             return Labels()
-        counts = self._table(examples).sum(0)
+        counts = self._label_matrix(examples).sum(0)
         return Labels(weights=tuple((len(examples) - n) / n if 0 < n < len(examples) else 1.0 for n in counts.tolist()))
 
     def answers(
-        self, examples: Sequence[ManyLabelledText], features: Features, outputs: Sequence[np.ndarray]
+        self, examples: Sequence[MultiLabelText], features: Features, outputs: Sequence[np.ndarray]
     ) -> Sequence[Answer]:
         return label_answers(outputs, self.labels, self.threshold)
 
-    def evaluate(self, examples: Sequence[ManyLabelledText], answers: Sequence[AnswerData]) -> Evaluation:
+    def evaluate(self, examples: Sequence[MultiLabelText], answers: Sequence[AnswerData]) -> Evaluation:
         scores = np.array([[answer["scores"][name] for name in self.labels] for answer in answers])
-        said = np.array([[name in answer["answer"] for name in self.labels] for answer in answers])
-        return evaluate_labels(said, scores, self._table(examples), self.metric)
+        predicted = np.array([[name in answer["answer"] for name in self.labels] for answer in answers])
+        return evaluate_labels(predicted, scores, self._label_matrix(examples), self.metric)
 
-    def gold(self, example: ManyLabelledText) -> list[str]:
-        return [self.labels[number] for number in example.labels]
+    def gold(self, example: MultiLabelText) -> list[str]:
+        return [self.labels[index] for index in example.labels]
 
-    def error(self, example: ManyLabelledText, answer: AnswerData) -> float:
-        """How far off the worst score of a wrong answer is; 0 for a right one."""
-        right = self.gold(example)
-        if answer["answer"] == right:
+    def error(self, example: MultiLabelText, answer: AnswerData) -> float:
+        """Return the largest error of a score; 0 for a correct answer."""
+        labels = self.gold(example)
+        if answer["answer"] == labels:
             return 0.0
-        return max(abs(score - (name in right)) for name, score in answer["scores"].items())
+        return max(abs(score - (name in labels)) for name, score in answer["scores"].items())
 
-    def label_counts(self, examples: Sequence[ManyLabelledText]) -> Counter[str]:
+    def label_counts(self, examples: Sequence[MultiLabelText]) -> Counter[str]:
         return Counter(name for example in examples for name in self.gold(example))
 
-    def notices(self, examples: Sequence[ManyLabelledText]) -> list[str]:
-        has_none = sum(not example.labels for example in examples)
-        return [f"{has_none} of {len(examples)} training rows have no label"] if has_none else []
+    def notices(self, examples: Sequence[MultiLabelText]) -> list[str]:
+        unlabelled = sum(not example.labels for example in examples)
+        return [f"{unlabelled} of {len(examples)} training rows have no label"] if unlabelled else []
 
-    def _table(self, examples: Sequence[ManyLabelledText]) -> np.ndarray:
-        """Which labels each example has, (examples, labels), bool."""
-        table = np.zeros((len(examples), len(self.labels)), dtype=bool)
-        for row, example in zip(table, examples, strict=True):
+    def _label_matrix(self, examples: Sequence[MultiLabelText]) -> np.ndarray:
+        """(examples, labels) boolean matrix of the labels."""
+        matrix = np.zeros((len(examples), len(self.labels)), dtype=bool)
+        for row, example in zip(matrix, examples, strict=True):
             row[list(example.labels)] = True
-        return table
+        return matrix
 
     def _names(self, table: Table, index: int) -> list[str]:
         value = table.value(index, self.label)
@@ -126,10 +127,10 @@ class MultiLabel(TextTask[ManyLabelledText]):
             return [name.strip() for name in value.split(self.separator) if name.strip()]
         if isinstance(value, str):
             raise InputError(
-                f"{table.location(index)}: {self.label!r} is the string {value!r}; give a list of labels, or set "
-                f"task.separator to what stands between them"
+                f"{table.location(index)}: {self.label!r} is the string {value!r}; use a list of labels, or set "
+                f"task.separator to the separator of the labels"
             )
         names = value if isinstance(value, list | tuple) else [None]
         if not all(isinstance(name, str | int) and not isinstance(name, bool) and name != "" for name in names):
-            raise InputError(f"{table.location(index)}: {self.label!r} is {value!r}; a list of names is needed")
+            raise InputError(f"{table.location(index)}: {self.label!r} is {value!r}; it must be a list of label names")
         return [str(name) for name in names]

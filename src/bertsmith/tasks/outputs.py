@@ -11,9 +11,9 @@ from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader
 from bertsmith.engines.base import Runner
 
 EVALUATION_TOKENS = 8192
-"""Tokens of one batch during evaluation and prediction."""
+"""Maximum number of tokens per batch in evaluation and prediction."""
 WatchBatch = Callable[[TaskBatch, Tensor], None]
-"""Called with each batch and the outputs for it."""
+"""Callback, called with each batch and its outputs."""
 
 
 @torch.no_grad()
@@ -21,23 +21,23 @@ def item_outputs(
     model: Runner, features: Features, sequences: ExampleConfig, watch: WatchBatch | None = None
 ) -> list[np.ndarray]:
     """Return the outputs of every item, as a task's `answers` reads them; `watch` is called with each batch."""
-    found: list[np.ndarray] = [np.empty(0)] * len(features)
+    results: list[np.ndarray] = [np.empty(0)] * len(features)
     reader = ExampleReader(features, sequences, model.require_tokenizer().pad)
     with model.evaluating():
         for plan in EvaluationPlan(features, EVALUATION_TOKENS).one_epoch():
             batch = reader[plan].batch
             assert isinstance(batch, TaskBatch)
             batch = batch.to(model.device)
-            sizes = torch.from_numpy(_sequences(features, batch.item.cpu().numpy())).to(model.device)
+            sizes = torch.from_numpy(_sequence_counts(features, batch.item.cpu().numpy())).to(model.device)
             outputs = model.outputs(batch.tokens, batch.layout, batch.types, sizes=sizes)
             if watch is not None:
                 watch(batch, outputs)
-            for item, own in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
-                found[item] = own
-    return found
+            for item, values in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
+                results[item] = values
+    return results
 
 
-def _sequences(features: Features, items: np.ndarray) -> np.ndarray:
+def _sequence_counts(features: Features, items: np.ndarray) -> np.ndarray:
     """Number of sequences of each item."""
     counts: np.ndarray = features.items[items + 1] - features.items[items]
     return counts
@@ -54,5 +54,5 @@ def _split(model: Runner, features: Features, batch: TaskBatch, outputs: Tensor)
         if batch.layout.is_packed:
             return np.split(values, np.cumsum(lengths)[:-1])
         return [row[:length] for row, length in zip(values, lengths, strict=True)]
-    parts = np.split(values, np.cumsum(_sequences(features, items))[:-1])
-    return [part[0] if len(part) == 1 else part for part in parts]
+    arrays = np.split(values, np.cumsum(_sequence_counts(features, items))[:-1])
+    return [array[0] if len(array) == 1 else array for array in arrays]

@@ -1,4 +1,4 @@
-"""A fine-tuned model with its task: texts in, answers out; and the file that keeps the task beside the model."""
+"""Prediction with a fine-tuned model, and the task record (task.json) stored with it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +21,14 @@ TASK_FILE = "task.json"
 
 
 class TaskRecord(Record):
-    """The task of a fine-tuned model, as its folder stores it."""
+    """Task and sequence settings of a fine-tuned model, as stored in its folder."""
 
     task: AnyTask
     sequences: ExampleConfig | PairConfig = ExampleConfig()
 
 
 class Predictor:
-    """Answers a task's questions with a fine-tuned model."""
+    """A fine-tuned model with its task: texts in, answers out."""
 
     def __init__(self, model: Runner, record: TaskRecord) -> None:
         self.model, self.record, self.task = model, record, record.task
@@ -37,7 +37,7 @@ class Predictor:
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
-        """The predictor in the folder of a fine-tuned model, or of an artefact made from one."""
+        """Load a fine-tuned model, or an artefact exported from one."""
         record = read_task_record(folder)
         return cls(open_runner(model_folder(folder), device=device), record)
 
@@ -47,17 +47,17 @@ class Predictor:
         return self.model.mean_layers
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """The answer for each input: a label, a number, tags, a text … as the task has it.
+        """Return the answer to each input: a label, a number, tags or a text, depending on the task.
 
-        An input is a text; a tuple where the task reads several columns; or a mapping with these columns.
+        An input is a text, a tuple if the task reads several columns, or a mapping by column.
         """
         return [details["answer"] for details in self.details(inputs)]
 
     def details(self, inputs: Sequence[Any]) -> Sequence[Answer]:
-        """All there is to say about each input, scores among it."""
+        """Return the full answers, with scores."""
         if isinstance(inputs, str):
             raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
-        return self.answer_table(table_of([self.task.row(given) for given in inputs], "inputs"))
+        return self.answer_table(table_of([self.task.row(value) for value in inputs], "inputs"))
 
     def answer_table(self, table: Table) -> Sequence[Answer]:
         """Return the answers to the rows of a table, which need no targets."""
@@ -74,12 +74,12 @@ class Predictor:
 
 
 def write_task_record(record: TaskRecord, folder: Path) -> None:
-    """Puts the task beside a model."""
+    """Write task.json to the folder of a model."""
     write_json(folder / TASK_FILE, record.plain())
 
 
 def read_task_record(folder: str | Path) -> TaskRecord:
-    """The task of the model in a folder."""
+    """Read task.json from the folder of a model; raise InputError if it is not fine-tuned."""
     path = model_folder(folder) / TASK_FILE
     if not path.is_file():
         raise InputError(
@@ -89,18 +89,18 @@ def read_task_record(folder: str | Path) -> TaskRecord:
     return TaskRecord.parse(read_json(path), source=str(path))
 
 
-_MICRO_TOKENS = 2048  # of one batch: ranges of activations are stored for each
+_SAMPLE_TOKENS = 2048  # tokens per batch; calibration stores activation ranges of each
 
 
 def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int = 128) -> list[Inputs]:
-    """Some rows of a table, evenly spread over it, as batches of padded rows; they need no targets."""
+    """Return evenly spaced rows of a table as padded batches; they need no targets."""
     count = min(rows, len(table))
     chosen = table.take([index * len(table) // count for index in range(count)])
     examples = record.task.examples(chosen, has_targets=False)
     features = record.task.features(examples, Encoding.of(model, record.sequences.length))
     reader = ExampleReader(features, record.sequences, model.require_tokenizer().pad)
     samples = []
-    for plan in EvaluationPlan(features, _MICRO_TOKENS).one_epoch():
+    for plan in EvaluationPlan(features, _SAMPLE_TOKENS).one_epoch():
         batch = reader[plan].batch
         assert isinstance(batch, TaskBatch)
         tokens, layout = batch.layout.pad(batch.tokens)

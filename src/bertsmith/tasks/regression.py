@@ -1,4 +1,4 @@
-"""Give a text or a pair of texts a number, such as how alike two sentences are."""
+"""Regression on a text or a pair of texts, such as the similarity of two sentences."""
 
 import math
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from bertsmith.text.rows import Table
 
 @dataclass(frozen=True)
 class ValuedText(TextExample):
-    """A text, perhaps with a second one, and its number."""
+    """A text or pair of texts with its target value."""
 
     value: float = math.nan
 
 
 class Regression(TextTask[ValuedText]):
-    """Say a number of a text, or of a pair of texts."""
+    """Predict a number for a text or a pair of texts."""
 
     kind: Literal["regression"] = "regression"
     label: str = "label"
-    """The column of the number."""
+    """Column of the target value."""
     lowest: float | None = None
-    """The least number there is; None for that of the training data."""
+    """Smallest possible value; None for the minimum of the training data."""
     highest: float | None = None
-    """The greatest; None likewise."""
+    """Largest possible value; None for the maximum of the training data."""
     scale: bool = False
-    """Learn numbers that lie between 0 (the lowest) and 1 (the highest). BERT learns them as they are."""
+    """Rescale targets to the range from 0 (`lowest`) to 1 (`highest`) in training. BERT uses unscaled targets."""
     clip: bool = False
-    """Answer nothing below the lowest and above the highest number."""
+    """Clip predictions to the range from `lowest` to `highest`."""
     both_orders: bool = False
-    """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
+    """Train on every pair in both orders, for symmetric tasks such as sentence similarity (ELECTRA)."""
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
@@ -53,9 +53,11 @@ class Regression(TextTask[ValuedText]):
         lowest = min(values) if self.lowest is None else self.lowest
         highest = max(values) if self.highest is None else self.highest
         if min(values) == max(values):
-            raise InputError(f"{train.name}: column {self.label!r} is {lowest:g} in every row; nothing can be learned")
+            raise InputError(
+                f"{train.name}: column {self.label!r} is {lowest:g} in every row; at least 2 distinct values are needed"
+            )
         if lowest >= highest:
-            raise InputError(f"task.lowest is {lowest:g} and task.highest {highest:g}; allowed: the lowest below it")
+            raise InputError(f"task.lowest is {lowest:g} and task.highest is {highest:g}; lowest must be smaller")
         return self.changed(lowest=lowest, highest=highest)
 
     def head(self, model: ModelConfig) -> HeadConfig:
@@ -84,12 +86,12 @@ class Regression(TextTask[ValuedText]):
         return value_answers(outputs, self.lowest, self.highest, scale=self.scale, clip=self.clip)
 
     def evaluate(self, examples: Sequence[ValuedText], answers: Sequence[AnswerData]) -> Evaluation:
-        said = np.array([answer["answer"] for answer in answers])
-        return evaluate_values(said, np.array([example.value for example in examples]), self.metric)
+        predicted = np.array([answer["answer"] for answer in answers])
+        return evaluate_values(predicted, np.array([example.value for example in examples]), self.metric)
 
     def gold(self, example: ValuedText) -> float:
         return example.value
 
     def error(self, example: ValuedText, answer: AnswerData) -> float:
-        """How far an answer is from the right number."""
+        """Return the absolute error."""
         return abs(float(answer["answer"]) - example.value)

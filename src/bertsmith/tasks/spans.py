@@ -1,4 +1,4 @@
-"""Answer a question with a span of a passage, or say that the passage does not answer it (SQuAD 1.1 and 2.0)."""
+"""Extractive question answering: a span of a passage, or no answer (SQuAD 1.1 and 2.0)."""
 
 import json
 import re
@@ -25,50 +25,51 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(text: str) -> str:
-    """A text as it is compared: lower case, without ASCII punctuation and the words a, an, the, single spaces."""
+def normalise_answer(text: str) -> str:
+    """Lower-case a text; remove ASCII punctuation, articles and extra white space (official SQuAD scorer)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact(said: str, golds: Sequence[str]) -> float:
-    """1 if an answer is one of the right ones, else 0; no right ones means that "" is right."""
-    own = normalised(said)
-    return float(any(own == gold for gold in _normalised_golds(golds)))
+def exact_match(predicted: str, golds: Sequence[str]) -> float:
+    """1 if the prediction equals a gold answer after normalisation, else 0; without gold answers, "" is correct."""
+    answer = normalise_answer(predicted)
+    return float(any(answer == gold for gold in _normalise_golds(golds)))
 
 
-def f1(said: str, golds: Sequence[str]) -> float:
-    """The F1 of the words of an answer against the right one where it is highest."""
-    words = normalised(said).split()
-    return max(_words_f1(words, gold.split()) for gold in _normalised_golds(golds))
+def f1(predicted: str, golds: Sequence[str]) -> float:
+    """Largest word F1 of the prediction against any gold answer."""
+    words = normalise_answer(predicted).split()
+    return max(_words_f1(words, gold.split()) for gold in _normalise_golds(golds))
 
 
-def _normalised_golds(golds: Sequence[str]) -> list[str]:
-    """The right answers of which something is left; "" if there is none."""
-    return [text for text in map(normalised, golds) if text] or [""]
+def _normalise_golds(golds: Sequence[str]) -> list[str]:
+    """Return the normalised gold answers that are not empty; [""] if there are none."""
+    return [text for text in map(normalise_answer, golds) if text] or [""]
 
 
-def _words_f1(said: list[str], gold: list[str]) -> float:
-    if not said or not gold:
-        return float(said == gold)
-    shared = (Counter(said) & Counter(gold)).total()
+def _words_f1(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    shared = (Counter(predicted) & Counter(gold)).total()
     if not shared:
         return 0.0
-    precision, recall = shared / len(said), shared / len(gold)
+    precision, recall = shared / len(predicted), shared / len(gold)
     return 2 * precision * recall / (precision + recall)
 
 
 def best_threshold(
-    scores: np.ndarray, null_odds: np.ndarray, has_answer: np.ndarray, says_text: np.ndarray
+    scores: np.ndarray, null_odds: np.ndarray, has_answer: np.ndarray, has_text: np.ndarray
 ) -> tuple[float, float]:
-    """The highest mean score in percent that a threshold on the odds of no answer can give, and that threshold.
+    """Return the highest mean score, in percent, of any threshold on the no-answer odds, and that threshold.
 
-    All questions begin as unanswered; the surest are answered one after the other. Each adds its own score, or takes
-    one away where nothing was to be answered. The threshold is the odds of the last one answered, 0 for none.
+    All questions start as unanswered and are answered in order of increasing odds. An answer adds its score, or
+    subtracts 1 if the question is unanswerable. The threshold is the odds of the last answered question, 0 if there is
+    none.
 
-    Shape: (questions,) each; scores are those of the texts, before any of them was turned into no answer.
+    Shape: (questions,) each; scores are of the best texts, regardless of the odds.
     """
     order = np.argsort(null_odds, kind="stable")
-    gain = np.where(has_answer, scores, np.where(says_text, -1.0, 0.0))[order]
+    gain = np.where(has_answer, scores, np.where(has_text, -1.0, 0.0))[order]
     sums = np.cumsum(np.concatenate([[float((~has_answer).sum())], gain]))
     best = int(sums.argmax())
     threshold = 0.0 if best == 0 else float(null_odds[order[best - 1]])
@@ -76,35 +77,34 @@ def best_threshold(
 
 
 def evaluate_answers(
-    said: Sequence[str],
+    predicted: Sequence[str],
     golds: Sequence[Sequence[str]],
     metric: str | None,
     *,
     texts: Sequence[str] | None = None,
     null_odds: Sequence[float] | None = None,
 ) -> Evaluation:
-    """The metrics of some answers; the main one is F1 unless told otherwise.
+    """Compute exact match and F1; the default main metric is F1.
 
-    Where a question may have no answer, `texts` are the best that are not empty, with the odds of no answer over each:
-    then the metrics are also given apart for questions with and without an answer, and so are those that the best
-    threshold would give.
+    If questions may be unanswerable, `texts` are the best non-empty answers and `null_odds` the no-answer odds against
+    them. The metrics are then also reported for questions with and without an answer, and at the best threshold.
     """
     values = {
-        "f1": np.array([f1(one, right) for one, right in zip(said, golds, strict=True)]),
-        "exact": np.array([exact(one, right) for one, right in zip(said, golds, strict=True)]),
+        "f1": np.array([f1(text, gold) for text, gold in zip(predicted, golds, strict=True)]),
+        "exact": np.array([exact_match(text, gold) for text, gold in zip(predicted, golds, strict=True)]),
     }
     main = main_metric(metric, values)
     metrics = {name: _percent(value) for name, value in values.items()}
     if texts is not None and null_odds is not None:
-        has_answer = np.array([_normalised_golds(right) != [""] for right in golds])
-        odds, says_text = np.array(null_odds), np.array([text != "" for text in texts])
-        for name, compute in (("f1", f1), ("exact", exact)):
+        has_answer = np.array([_normalise_golds(gold) != [""] for gold in golds])
+        odds, has_text = np.array(null_odds), np.array([text != "" for text in texts])
+        for name, compute in (("f1", f1), ("exact", exact_match)):
             if has_answer.any():
                 metrics[f"has_answer_{name}"] = _percent(values[name][has_answer])
             if not has_answer.all():
                 metrics[f"no_answer_{name}"] = _percent(values[name][~has_answer])
-            scores = np.array([compute(text, right) for text, right in zip(texts, golds, strict=True)])
-            best, threshold = best_threshold(scores, odds, has_answer, says_text)
+            scores = np.array([compute(text, gold) for text, gold in zip(texts, golds, strict=True)])
+            best, threshold = best_threshold(scores, odds, has_answer, has_text)
             metrics[f"best_{name}"], metrics[f"best_{name}_threshold"] = best, threshold
     return Evaluation(main, metrics, lambda chosen: _percent(values[main][chosen]))
 
@@ -116,32 +116,33 @@ def _percent(values: np.ndarray) -> float:
 def read_question(
     table: Table, index: int, columns: Mapping[str, str], impossible: str | None, *, has_targets: bool
 ) -> SpanExample:
-    """The question of a row; `columns` are those of the id, the question, the context and the answers."""
+    """Read a row; `columns` names the columns of id, question, context and answers."""
     example = read_passage_question(table, index, **{role: columns[role] for role in ("id", "question", "context")})
     if not has_targets:
         return example
     question, context = example.question, example.context
-    texts, starts = _answers(table, index, columns["answers"])
+    texts, starts = _read_golds(table, index, columns["answers"])
     is_impossible = _is_impossible(table, index, impossible)
     if is_impossible or (is_impossible is None and not texts):
         return SpanExample(example.id, question, context, ())
     if not texts:
-        raise InputError(f"{table.location(index)}: {columns['answers']!r} is empty and {impossible!r} is false")
-    begin, is_repaired = _place(table, index, columns["answers"], context, texts[0], starts[0] if starts else None)
+        raise InputError(f"{table.location(index)}: {columns['answers']!r} is empty, but {impossible!r} is false")
+    start = starts[0] if starts else None
+    begin, is_repaired = _locate_answer(table, index, columns["answers"], context, texts[0], start)
     text = texts[0].strip()
     begin += texts[0].index(text)
     return SpanExample(example.id, question, context, tuple(texts), begin, begin + len(text), is_repaired)
 
 
-def _answers(table: Table, index: int, column: str) -> tuple[list[str], list[int]]:
-    """The texts of the right answers and, where they are given, their places: as lists by name, or a list of pairs."""
+def _read_golds(table: Table, index: int, column: str) -> tuple[list[str], list[int]]:
+    """Read the gold answers and, if present, their start offsets, from a mapping of lists or a list of mappings."""
     value = table.value(index, column)
     if isinstance(value, list):
-        parts = [one if isinstance(one, Mapping) else {"text": one} for one in value]
-        begins = [one["answer_start"] for one in parts if "answer_start" in one]
-        value = {"text": [one.get("text") for one in parts], "answer_start": begins}
-    given = value if isinstance(value, Mapping) else {}
-    texts, starts = given.get("text"), given.get("answer_start", [])
+        golds = [gold if isinstance(gold, Mapping) else {"text": gold} for gold in value]
+        starts = [gold["answer_start"] for gold in golds if "answer_start" in gold]
+        value = {"text": [gold.get("text") for gold in golds], "answer_start": starts}
+    lists = value if isinstance(value, Mapping) else {}
+    texts, starts = lists.get("text"), lists.get("answer_start", [])
     if (
         isinstance(texts, list)
         and isinstance(starts, list)
@@ -151,13 +152,13 @@ def _answers(table: Table, index: int, column: str) -> tuple[list[str], list[int
     ):
         return texts, starts
     raise InputError(
-        f"{table.location(index)}: {column!r} must be {{'text': [texts], 'answer_start': [whole numbers]}}, both of "
-        "one length, or a list of such pairs"
+        f"{table.location(index)}: {column!r} must be {{'text': [texts], 'answer_start': [integers]}} with lists of "
+        "equal length, or a list of such pairs"
     )
 
 
 def _is_impossible(table: Table, index: int, column: str | None) -> bool | None:
-    """Whether a row says that its question has no answer; None where it says nothing about it."""
+    """Whether a row is marked as unanswerable; None if it has no such column."""
     if column is None or column not in table.rows[index]:
         return None
     value = table.rows[index][column]
@@ -166,52 +167,56 @@ def _is_impossible(table: Table, index: int, column: str | None) -> bool | None:
     return value
 
 
-def _place(table: Table, index: int, column: str, context: str, text: str, start: int | None) -> tuple[int, bool]:
-    """Where an answer begins in its passage, and whether that is not where the row says."""
+def _locate_answer(
+    table: Table, index: int, column: str, context: str, text: str, start: int | None
+) -> tuple[int, bool]:
+    """Return the offset of an answer in its passage, and whether it differs from the `start` of the row."""
     if not text.strip():
         raise InputError(
-            f"{table.location(index)}: the first text of {column!r} is blank; a question without an answer has none"
+            f"{table.location(index)}: the first text of {column!r} is blank; use an empty list for no answer"
         )
     if start is not None and start >= 0 and context.startswith(text, start):
         return start, False
-    found = context.find(text)
-    if found < 0:
+    offset = context.find(text)
+    if offset < 0:
         raise InputError(f"{table.location(index)}: the answer {text!r} does not occur in the passage")
-    if context.find(text, found + 1) >= 0:
-        said = "no answer_start says which is meant" if start is None else f"none is at answer_start {start}"
-        raise InputError(f"{table.location(index)}: the answer {text!r} occurs several times in the passage and {said}")
-    return found, start is not None
+    if context.find(text, offset + 1) >= 0:
+        reason = "there is no answer_start" if start is None else f"none is at answer_start {start}"
+        raise InputError(
+            f"{table.location(index)}: the answer {text!r} occurs several times in the passage and {reason}"
+        )
+    return offset, start is not None
 
 
-_AROUND = 60  # characters of a passage on either side of an answer that are shown
+_SHOWN_CONTEXT = 60  # characters of the passage shown on either side of an answer
 
 
 class SpanAnswers(Task[SpanExample]):
-    """Find the answer to a question in a passage."""
+    """Answer a question with a span of a passage."""
 
     kind: Literal["spans"] = "spans"
     question: str = "question"
-    """The column of the question …"""
+    """Column of the question."""
     context: str = "context"
-    """… of the passage …"""
+    """Column of the passage."""
     answer: str = "answers"
-    """… and of the right answers: {text: […], answer_start: […]}, or a list of such pairs."""
+    """Column of the gold answers: {text: […], answer_start: […]}, or a list of {text, answer_start}."""
     impossible: str = "is_impossible"
-    """The column, if there is one, that is true where the passage does not answer the question."""
+    """Optional column that is true if the passage does not answer the question."""
     id: str = "id"
-    """The column, if there is one, of the name of a question in the official files."""
+    """Optional column of the question id, used in the prediction files."""
     may_be_unanswered: bool | None = None
-    """Whether no answer is an answer; None for what the training data shows."""
+    """Whether questions may be unanswerable, as in SQuAD 2.0; None to decide by the training data."""
     stride: int = Field(default=128, gt=0)
-    """How many tokens of a long passage lie between the beginnings of two windows."""
+    """Tokens between the starts of consecutive windows of a long passage."""
     question_length: int = Field(default=64, gt=0)
-    """The most tokens of a question; longer ones are cut."""
+    """Maximum length of a question in tokens; longer ones are truncated."""
     max_answer_length: int = Field(default=30, gt=0)
-    """The most tokens of an answer."""
+    """Maximum length of an answer in tokens."""
     n_best: int = Field(default=20, gt=0)
-    """Starts and ends of a window that are looked at, and answers that are kept."""
+    """Number of start and end positions considered per window, and of candidate answers returned."""
     null_threshold: float = 0.0
-    """No answer is given where its score lies more than this above that of the best answer."""
+    """Predict no answer if its score exceeds that of the best span by more than this."""
 
     roles: ClassVar[tuple[str, ...]] = ("question", "context")
     target_roles: ClassVar[tuple[str, ...]] = ("answer", "impossible", "id")
@@ -266,25 +271,25 @@ class SpanAnswers(Task[SpanExample]):
         )
 
     def evaluate(self, examples: Sequence[SpanExample], answers: Sequence[AnswerData]) -> Evaluation:
-        said = [answer["answer"] for answer in answers]
+        predicted = [answer["answer"] for answer in answers]
         golds = [example.golds or () for example in examples]
         if not self.may_be_unanswered and all(golds):
-            return evaluate_answers(said, golds, self.metric)
-        texts = [next((one["text"] for one in answer["n_best"] if one["text"]), "") for answer in answers]
+            return evaluate_answers(predicted, golds, self.metric)
+        texts = [next((span["text"] for span in answer["n_best"] if span["text"]), "") for answer in answers]
         odds = [answer["null_odds"] for answer in answers]
-        return evaluate_answers(said, golds, self.metric, texts=texts, null_odds=odds)
+        return evaluate_answers(predicted, golds, self.metric, texts=texts, null_odds=odds)
 
     def gold(self, example: SpanExample) -> str:
-        """All right answers with bars between them; empty where there is none."""
+        """Return the gold answers joined by " | "; empty if the question is unanswerable."""
         return " | ".join(dict.fromkeys(example.golds or ()))
 
     def error(self, example: SpanExample, answer: AnswerData) -> float:
         return (1 - f1(answer["answer"], example.golds or ())) * float(answer["score"])
 
     def describe(self, example: SpanExample) -> str:
-        """The question and the passage around the answer, or its beginning."""
-        begin = max(0, example.begin - _AROUND)
-        end = (example.end if example.golds else _AROUND) + _AROUND
+        """Return the question and the passage around the answer, or its beginning."""
+        begin = max(0, example.begin - _SHOWN_CONTEXT)
+        end = (example.end if example.golds else _SHOWN_CONTEXT) + _SHOWN_CONTEXT
         passage = example.context[begin:end]
         marked = ("… " if begin else "") + passage + (" …" if end < len(example.context) else "")
         return " | ".join(" ".join(text.split()) for text in (example.question, marked))
@@ -294,8 +299,8 @@ class SpanAnswers(Task[SpanExample]):
         if not repaired:
             return []
         return [
-            f"{len(repaired)} answers did not stand at their answer_start and were found elsewhere in the passage, "
-            f"where they occur once; the first is that of question {repaired[0]!r}"
+            f"{len(repaired)} answers are not at their answer_start but occur exactly once elsewhere in the passage; "
+            f"that position is used (first: question {repaired[0]!r})"
         ]
 
     def files(self, examples: Sequence[SpanExample], answers: Sequence[AnswerData]) -> dict[str, str]:
@@ -304,7 +309,7 @@ class SpanAnswers(Task[SpanExample]):
         contents: dict[str, Any] = {
             "predictions.json": {name: answer["answer"] for name, answer in by_id.items()},
             "nbest_predictions.json": {
-                name: [{field: one[field] for field in fields} for one in answer["n_best"]]
+                name: [{field: span[field] for field in fields} for span in answer["n_best"]]
                 for name, answer in by_id.items()
             },
         }

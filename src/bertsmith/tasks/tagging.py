@@ -1,4 +1,4 @@
-"""Tag the words of a sentence: names, chunks, parts of speech."""
+"""Token classification: named entities, chunks, parts of speech."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from bertsmith.answers.tagging import (
     TaggedWords,
     chunks,
     complete_labels,
-    document_numbers,
+    document_indices,
     read_sentence,
     read_words,
     tag_answers,
@@ -26,108 +26,111 @@ from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.base import main_metric
-from bertsmith.tasks.texts import ClassWeights, confusion_counts, weights_of
+from bertsmith.tasks.texts import ClassWeights, confusion_counts, loss_weights
 from bertsmith.text.rows import Table
 
 _RATES = ("f1", "precision", "recall")
 
 
 def evaluate_tags(
-    said: Sequence[Sequence[str]], right: Sequence[Sequence[str]], metric: str | None, *, has_chunks: bool
+    predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], metric: str | None, *, has_chunks: bool
 ) -> Evaluation:
-    """The metrics of some sentences' tags; the main one is f1 where tags mark chunks and accuracy where not.
+    """Compute the metrics of tagged sentences; the default main metric is f1 if tags mark chunks, else accuracy.
 
-    f1, precision and recall are over all chunks together, then type by type, such as f1_PER; accuracy is of tags.
+    f1, precision and recall are micro averages over all chunks, then per type, such as f1_PER; accuracy is per tag.
     """
     main = main_tag_metric(metric, has_chunks=has_chunks)
-    hits = np.array([_hits(ours, theirs) for ours, theirs in zip(said, right, strict=True)])
+    hits = np.array([_hits(ours, theirs) for ours, theirs in zip(predicted, gold, strict=True)])
     metrics: dict[str, float] = {}
     counts = np.zeros((len(hits), 3), dtype=np.int64)
     if has_chunks:
-        counts, by_type = chunk_counts(said, right)
+        counts, by_type = chunk_counts(predicted, gold)
         metrics |= _rates(counts.sum(0))
-        for kind, own in sorted(by_type.items()):
-            metrics |= {f"{name}_{kind}": value for name, value in _rates(own).items() if kind}
-    metrics["accuracy"] = _share(*hits.sum(0))
+        for kind, type_counts in sorted(by_type.items()):
+            metrics |= {f"{name}_{kind}": value for name, value in _rates(type_counts).items() if kind}
+    metrics["accuracy"] = _percent(*hits.sum(0))
 
     def measure(chosen: np.ndarray) -> float:
-        return _share(*hits[chosen].sum(0)) if main == "accuracy" else _rates(counts[chosen].sum(0))[main]
+        return _percent(*hits[chosen].sum(0)) if main == "accuracy" else _rates(counts[chosen].sum(0))[main]
 
     return Evaluation(main, metrics, measure)
 
 
 def main_tag_metric(metric: str | None, *, has_chunks: bool) -> str:
-    """The name of the main figure, or a sentence if the one asked for is none of these tags."""
+    """Return the name of the main metric; raise InputError if these tags do not have it."""
     return main_metric(metric, (*_RATES, "accuracy") if has_chunks else ("accuracy",))
 
 
 def chunk_counts(
-    said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """How many chunks are right, were said, and are there: sentence by sentence, and type by type.
+    """Count correct, predicted and gold chunks, per sentence and per type.
 
     Shape: (sentences, 3) and (3,) each.
     """
-    counts = np.zeros((len(right), 3), dtype=np.int64)
+    counts = np.zeros((len(gold), 3), dtype=np.int64)
     by_type: Counter[tuple[str, int]] = Counter()
-    for index, (ours, theirs) in enumerate(zip(said, right, strict=True)):
-        found, there = set(chunks(ours)), set(chunks(theirs))
-        for position, group in enumerate((found & there, found, there)):
-            counts[index, position] = len(group)
-            by_type.update((chunk.type, position) for chunk in group)
+    for index, (ours, theirs) in enumerate(zip(predicted, gold, strict=True)):
+        predicted_chunks, gold_chunks = set(chunks(ours)), set(chunks(theirs))
+        for column, group in enumerate((predicted_chunks & gold_chunks, predicted_chunks, gold_chunks)):
+            counts[index, column] = len(group)
+            by_type.update((chunk.type, column) for chunk in group)
     kinds = {kind for kind, _ in by_type}
-    return counts, {kind: np.array([by_type[kind, position] for position in range(3)]) for kind in kinds}
+    return counts, {kind: np.array([by_type[kind, column] for column in range(3)]) for kind in kinds}
 
 
-def _hits(said: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
-    """How many tags are right, of how many."""
-    return sum(ours == theirs for ours, theirs in zip(said, right, strict=True)), len(right)
+def _hits(predicted: Sequence[str], gold: Sequence[str]) -> tuple[int, int]:
+    """Number of correct tags, and of all tags."""
+    return sum(ours == theirs for ours, theirs in zip(predicted, gold, strict=True)), len(gold)
 
 
 def _rates(counts: np.ndarray) -> dict[str, float]:
-    """F1, precision and recall from how many chunks are right, were said, and are there; 0 where there are none."""
-    correct, found, there = counts.tolist()
+    """F1, precision and recall from the numbers of correct, predicted and gold chunks; 0 without chunks."""
+    correct, predicted, gold = counts.tolist()
     return {
-        "f1": _share(2 * correct, found + there),
-        "precision": _share(correct, found),
-        "recall": _share(correct, there),
+        "f1": _percent(2 * correct, predicted + gold),
+        "precision": _percent(correct, predicted),
+        "recall": _percent(correct, gold),
     }
 
 
-def _share(part: float, whole: float) -> float:
-    return 100.0 * float(part) / float(whole) if whole else 0.0
+def _percent(count: float, total: float) -> float:
+    return 100.0 * float(count) / float(total) if total else 0.0
 
 
-_WORDS = ("tokens", "words", "text", "sentence")
-_TAGS = ("ner", "ner_tags", "chunk", "chunk_tags", "pos", "pos_tags", "tags", "labels", "label")
+_WORD_COLUMNS = ("tokens", "words", "text", "sentence")
+_TAG_COLUMNS = ("ner", "ner_tags", "chunk", "chunk_tags", "pos", "pos_tags", "tags", "labels", "label")
 
 
 class Tagging(Task[TaggedWords]):
-    """Say which tag each word of a sentence has."""
+    """Assign a tag to each word of a sentence."""
 
     kind: Literal["tagging"] = "tagging"
     words: str = "tokens"
-    """The column of the words, a list; for predictions also running text."""
+    """Column with the list of words; for prediction, plain text works as well."""
     tags: str = "ner"
-    """The column of their tags, a list as long."""
+    """Column with the list of tags, one per word."""
     document: str = "document"
-    """The column that names the document of a sentence, if there is one: what the context is taken from."""
+    """Optional column of the document id, used by context = "document"."""
     labels: tuple[str, ...] = ()
-    """The tags to choose among; empty for those of the training data."""
+    """The tag set by index; empty to collect it from the training data."""
     scheme: Scheme | None = None
-    """How tags mark chunks of words: "iob" (IOB1 is read as IOB2), "bioes", or "plain" for not at all. None: see."""
+    """How tags mark chunks: "iob" (IOB1 is converted to IOB2), "bioes", or "plain" for tags of single words. None
+    decides by the tag set."""
     context: Literal["sentence", "document"] = "sentence"
-    """What a word is seen in: its sentence, or as much of the document around it as a sequence holds (BERT's NER)."""
+    """Context of a word: its sentence, or as much of the surrounding document as fits into a sequence (as BERT's
+    NER)."""
     class_weights: ClassWeights = "none"
-    """How much each tag counts in the loss: all the same, the rarer the more, or the numbers given."""
+    """Weight of each tag in the loss: "none" for equal weights, "balanced" for weights inversely proportional to the
+    tag frequencies, or one number per tag."""
 
     roles: ClassVar[tuple[str, ...]] = ("words",)
     target_roles: ClassVar[tuple[str, ...]] = ("tags", "document")
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
-        words = next((name for name in _WORDS if _is_words(row.get(name))), None)
-        tags = next((name for name in _TAGS if isinstance(row.get(name), list | tuple)), None)
+        words = next((name for name in _WORD_COLUMNS if _is_words(row.get(name))), None)
+        tags = next((name for name in _TAG_COLUMNS if isinstance(row.get(name), list | tuple)), None)
         return None if words is None or tags is None else {"words": words, "tags": tags}
 
     def resolve(self, train: Table) -> "Tagging":
@@ -143,7 +146,7 @@ class Tagging(Task[TaggedWords]):
         labels = complete_labels(seen, scheme)
         if len(labels) < 2:
             raise InputError(
-                f"{train.name}: column {self.tags!r} has one tag only, {labels[0]!r}; at least 2 are needed"
+                f"{train.name}: column {self.tags!r} has only one tag, {labels[0]!r}; at least 2 are needed"
             )
         return self.changed(labels=labels, scheme=scheme)
 
@@ -151,25 +154,24 @@ class Tagging(Task[TaggedWords]):
         return TaggerConfig(labels=self.labels, dropout=model.encoder.embedding.dropout)
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[TaggedWords]:
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        found: list[TaggedWords] = []
-        for index, document in enumerate(document_numbers(table, self.words, self.document)):
+        label_index = {name: index for index, name in enumerate(self.labels)}
+        examples: list[TaggedWords] = []
+        for index, document in enumerate(document_indices(table, self.words, self.document)):
             if not has_targets:
-                found.append(read_sentence(table, index, self.words, document))
+                examples.append(read_sentence(table, index, self.words, document))
                 continue
             words = read_words(table, index, self.words)
-            given_tags = self._tags(table, index, len(words))
-            tags = to_iob2(given_tags) if self.scheme == "iob" else given_tags
+            original = self._tags(table, index, len(words))
+            tags = to_iob2(original) if self.scheme == "iob" else original
             for position, tag in enumerate(tags):
-                if tag not in numbers:
+                if tag not in label_index:
                     raise InputError(
                         f"{table.location(index)}: {self.tags!r} has {tag!r} for word {position + 1}, "
-                        f"{words[position]!r}, which no training row has; {nearest(tag, self.labels)}"
+                        f"{words[position]!r}, which is not a tag of this task; {nearest(tag, self.labels)}"
                     )
-            found.append(
-                TaggedWords(words, tuple(numbers[tag] for tag in tags), document, is_changed=tags != given_tags)
-            )
-        return found
+            targets = tuple(label_index[tag] for tag in tags)
+            examples.append(TaggedWords(words, targets, document, is_changed=tags != original))
+        return examples
 
     def texts(self, examples: Sequence[TaggedWords]) -> Iterator[str]:
         return (" ".join(example.words) for example in examples)
@@ -185,7 +187,7 @@ class Tagging(Task[TaggedWords]):
         )
 
     def objective(self, examples: Sequence[TaggedWords]) -> Tags:
-        return Tags(weights=weights_of(self.class_weights, self.labels, _tags_of(examples)))
+        return Tags(weights=loss_weights(self.class_weights, self.labels, _targets(examples)))
 
     def answers(
         self, examples: Sequence[TaggedWords], features: Features, outputs: Sequence[np.ndarray]
@@ -193,9 +195,9 @@ class Tagging(Task[TaggedWords]):
         return tag_answers(examples, features, outputs, self.labels, has_chunks=self.has_chunks)
 
     def evaluate(self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]) -> Evaluation:
-        said = [answer["answer"] for answer in answers]
-        right = [self.gold(example) for example in examples]
-        return evaluate_tags(said, right, self.metric, has_chunks=self.has_chunks)
+        predicted = [answer["answer"] for answer in answers]
+        gold = [self.gold(example) for example in examples]
+        return evaluate_tags(predicted, gold, self.metric, has_chunks=self.has_chunks)
 
     def gold(self, example: TaggedWords) -> list[str]:
         return [self.labels[tag] for tag in example.tags]
@@ -204,32 +206,32 @@ class Tagging(Task[TaggedWords]):
         return " ".join(" ".join(example.words).split())
 
     def error(self, example: TaggedWords, answer: AnswerData) -> float:
-        """How sure the model was of the surest wrong tag."""
-        parts = zip(self.gold(example), answer["answer"], answer["scores"], strict=True)
-        return max((score for right, said, score in parts if said != right), default=0.0)
+        """Return the highest confidence in a wrong tag."""
+        words = zip(self.gold(example), answer["answer"], answer["scores"], strict=True)
+        return max((score for gold, predicted, score in words if predicted != gold), default=0.0)
 
     def confusion(
         self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]
     ) -> tuple[tuple[str, ...], np.ndarray]:
-        said = (tag for answer in answers for tag in answer["answer"])
-        return self.labels, confusion_counts(self.labels, _tags_of(examples), said)
+        predicted = (tag for answer in answers for tag in answer["answer"])
+        return self.labels, confusion_counts(self.labels, _targets(examples), predicted)
 
     def label_counts(self, examples: Sequence[TaggedWords]) -> Counter[str]:
         return Counter(tag for example in examples for tag in self.gold(example))
 
     def notices(self, examples: Sequence[TaggedWords]) -> list[str]:
-        found = []
+        notices = []
         changed = sum(example.is_changed for example in examples)
         if changed:
-            found.append(f"tags are IOB1 in {changed} of {len(examples)} sentences and are read as IOB2")
-        chunk_like = [name for name in self.labels if name[:2] in ("B-", "I-")]
-        if not self.has_chunks and chunk_like:
-            found.append(
-                f"tags such as {chunk_like[0]!r} stand beside others that mark no chunks: all count as plain tags"
+            notices.append(f"{changed} of {len(examples)} sentences have IOB1 tags, which are converted to IOB2")
+        chunk_tags = [name for name in self.labels if name[:2] in ("B-", "I-")]
+        if not self.has_chunks and chunk_tags:
+            notices.append(
+                f"some tags mark chunks, such as {chunk_tags[0]!r}, and others do not: all are treated as plain tags"
             )
         if self.context == "document" and len({example.document for example in examples}) == 1:
-            found.append(f"no column {self.document!r} tells documents apart: all rows count as one, in their order")
-        return found
+            notices.append(f"no column {self.document!r} separates documents: all rows are treated as one document")
+        return notices
 
     def files(self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]) -> dict[str, str]:
         sentences = []
@@ -239,34 +241,35 @@ class Tagging(Task[TaggedWords]):
             sentences.append("".join(" ".join(line) + "\n" for line in zip(*columns, strict=True)))
         return {"predictions.conll": "\n".join(sentences)}
 
-    def row(self, given: Any) -> dict[str, Any]:
-        # what is asked by itself stands in no document
-        return dict(given) if isinstance(given, Mapping) else {self.words: given, self.document: None}
+    def row(self, value: Any) -> dict[str, Any]:
+        # a single sentence has no document as context
+        return dict(value) if isinstance(value, Mapping) else {self.words: value, self.document: None}
 
     @property
     def has_chunks(self) -> bool:
-        """Whether tags mark chunks of words, not words alone."""
+        """Whether tags mark chunks of words."""
         return (self.scheme or tagging_scheme(self.labels)) != "plain"
 
     def _tags(self, table: Table, index: int, words: int) -> list[str]:
-        given = table.value(index, self.tags)
-        if not isinstance(given, list | tuple):
-            raise InputError(f"{table.location(index)}: {self.tags!r} is {given!r:.60}; it must be a list of tags")
-        if len(given) != words:
+        tags = table.value(index, self.tags)
+        if not isinstance(tags, list | tuple):
+            raise InputError(f"{table.location(index)}: {self.tags!r} is {tags!r:.60}; it must be a list of tags")
+        if len(tags) != words:
             raise InputError(
-                f"{table.location(index)} has {words} words in {self.words!r} and {len(given)} tags in {self.tags!r}"
+                f"{table.location(index)} has {words} words in {self.words!r} but {len(tags)} tags in {self.tags!r}"
             )
         if not words:
-            raise InputError(f"{table.location(index)}: {self.words!r} is empty; a sentence has at least one word")
-        for position, tag in enumerate(given):
+            raise InputError(f"{table.location(index)}: {self.words!r} is empty; a sentence needs at least one word")
+        for position, tag in enumerate(tags):
             if isinstance(tag, bool) or not isinstance(tag, str | int) or tag == "":
                 raise InputError(
-                    f"{table.location(index)}: {self.tags!r} has {tag!r} for word {position + 1}; a tag is a name"
+                    f"{table.location(index)}: {self.tags!r} has {tag!r} for word {position + 1}; a tag must be a "
+                    "string or an integer"
                 )
-        return [str(tag) for tag in given]
+        return [str(tag) for tag in tags]
 
 
-def _tags_of(examples: Sequence[TaggedWords]) -> Iterator[int]:
+def _targets(examples: Sequence[TaggedWords]) -> Iterator[int]:
     return (tag for example in examples for tag in example.tags)
 
 

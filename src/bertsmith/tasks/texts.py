@@ -1,4 +1,4 @@
-"""What tasks on a text or a pair of texts share: reading them, their sequences, the head that stands on them."""
+"""Shared code of tasks on a text or a pair of texts: columns, classifier head, label names and weights."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,20 +15,25 @@ from bertsmith.tasks.base import AnswerData, RowData, Task
 from bertsmith.tasks.glue import glue_file
 from bertsmith.text.rows import Table
 
-_SINGLE = ("text", "sentence")
-_PAIRS = (("sentence1", "sentence2"), ("question", "passage"), ("premise", "hypothesis"), ("question", "sentence"))
+_TEXT_COLUMNS = ("text", "sentence")
+_PAIR_COLUMNS = (
+    ("sentence1", "sentence2"),
+    ("question", "passage"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+)
 
 
 TextKind = TypeVar("TextKind", bound=TextExample)
 
 
 class TextTask(Task[TextKind], Generic[TextKind]):
-    """Something is said of a text, or of a pair of texts."""
+    """A task whose input is a text or a pair of texts."""
 
     text: str = "text"
-    """The column of the text …"""
+    """Column of the text, or of the first text of a pair."""
     pair: str | None = None
-    """… and of the second one, where there are pairs."""
+    """Column of the second text of a pair; None for single texts."""
 
     roles: ClassVar[tuple[str, ...]] = ("text", "pair")
     target_roles: ClassVar[tuple[str, ...]] = ("label",)
@@ -44,18 +49,18 @@ class TextTask(Task[TextKind], Generic[TextKind]):
 
 
 def text_columns(row: RowData) -> dict[str, str] | None:
-    """The columns of a text or of a pair of texts that a row has under their usual names."""
-    for first, second in _PAIRS:
+    """Find the columns of a text or a pair of texts by their usual names."""
+    for first, second in _PAIR_COLUMNS:
         if isinstance(row.get(first), str) and isinstance(row.get(second), str):
             return {"text": first, "pair": second}
-    return next(({"text": name} for name in _SINGLE if isinstance(row.get(name), str)), None)
+    return next(({"text": name} for name in _TEXT_COLUMNS if isinstance(row.get(name), str)), None)
 
 
 def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
-    """The head on a whole sequence as the family's papers have it.
+    """Return the classification head of the family's paper.
 
-    BERT's pooler where the model has one; ELECTRA and ConvBERT read the first token at once; DeBERTa, and what has its
-    attention, puts a layer with GELU between; ModernBERT takes the mean.
+    BERT uses its pooler; ELECTRA and ConvBERT the first token; DeBERTa and other models with disentangled attention add
+    a GELU layer; ModernBERT uses mean pooling.
     """
     dropout = model.encoder.embedding.dropout
     if any(head.kind == "pooler" for head in model.heads):
@@ -68,55 +73,55 @@ def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierCo
 
 
 def in_both_orders(examples: Sequence[TextKind], *, has_pairs: bool) -> list[TextKind]:
-    """The examples, then each once more with its texts the other way round."""
+    """Return the examples, followed by copies with the two texts swapped."""
     if not has_pairs:
-        raise InputError("task.both_orders is true and the task has no pairs; allowed: false")
+        raise InputError("task.both_orders is true, but the task has no pairs; allowed: false")
     return [*examples, *(replace(example, text=str(example.pair), pair=example.text) for example in examples)]
 
 
 ClassWeights = Literal["none", "balanced"] | tuple[float, ...]
-"""How much each label counts in the loss: all the same, the rarer the more, or the numbers given."""
+"""Weight of each label in the loss: equal, inversely proportional to its frequency, or explicit numbers."""
 
 
 def label_name(table: Table, index: int, column: str) -> str:
-    """The label of a row as a name."""
+    """Return the label of a row as a string."""
     value = table.value(index, column)
     if not isinstance(value, str | int) or not str(value).strip():
-        said = "null" if value is None else repr(value)
-        raise InputError(f"{table.location(index)}: {column!r} is {said}; a label is a word or a whole number")
-    return str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has it: true and false
+        shown = "null" if value is None else repr(value)
+        raise InputError(f"{table.location(index)}: {column!r} is {shown}; a label must be a string or an integer")
+    return str(value).lower() if isinstance(value, bool) else str(value)  # true and false, as in JSON
 
 
 def ordered_labels(names: Iterable[str]) -> tuple[str, ...]:
-    """Labels in the order of their numbers: whole numbers by size, then words by the alphabet."""
+    """Sort labels: integers by value, then other names alphabetically."""
 
-    def position(name: str) -> tuple[bool, int, str]:
-        is_whole = name.removeprefix("-").isdecimal()
-        return not is_whole, int(name) if is_whole else 0, name
+    def key(name: str) -> tuple[bool, int, str]:
+        is_integer = name.removeprefix("-").isdecimal()
+        return not is_integer, int(name) if is_integer else 0, name
 
-    return tuple(sorted(names, key=position))
+    return tuple(sorted(names, key=key))
 
 
-def weights_of(asked: ClassWeights, labels: Sequence[str], right: Iterable[int]) -> tuple[float, ...]:
-    """The weight of each label where these, by their numbers, are right; nothing where all count the same."""
-    if asked == "none":
+def loss_weights(weights: ClassWeights, labels: Sequence[str], targets: Iterable[int]) -> tuple[float, ...]:
+    """Return the loss weight of each label, given the label indices of the training data; empty for equal weights."""
+    if weights == "none":
         return ()
-    if asked != "balanced":
-        if len(asked) != len(labels):
-            raise InputError(f"task.class_weights has {len(asked)} numbers; the task has {len(labels)} labels")
-        return asked
-    counts = Counter(right)
+    if weights != "balanced":
+        if len(weights) != len(labels):
+            raise InputError(f"task.class_weights has {len(weights)} numbers; the task has {len(labels)} labels")
+        return weights
+    counts = Counter(targets)
     mean = counts.total() / max(1, len(counts))
-    return tuple(mean / counts[number] if counts[number] else 0.0 for number in range(len(labels)))
+    return tuple(mean / counts[index] if counts[index] else 0.0 for index in range(len(labels)))
 
 
-def confusion_counts(labels: Sequence[str], right: Iterable[int], said: Iterable[str]) -> np.ndarray:
-    """How often each label, by row, was answered with each, by column; `right` are numbers, `said` names.
+def confusion_counts(labels: Sequence[str], targets: Iterable[int], predicted: Iterable[str]) -> np.ndarray:
+    """Confusion matrix of label indices `targets` (rows) and label names `predicted` (columns).
 
     Shape: (labels, labels).
     """
-    numbers = {name: number for number, name in enumerate(labels)}
+    label_index = {name: index for index, name in enumerate(labels)}
     counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    for row, name in zip(right, said, strict=True):
-        counts[row, numbers[name]] += 1
+    for row, name in zip(targets, predicted, strict=True):
+        counts[row, label_index[name]] += 1
     return counts

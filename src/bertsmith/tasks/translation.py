@@ -1,4 +1,4 @@
-"""Translate texts with an encoder-decoder: columns, generation, BLEU, exact match and perplexity."""
+"""Translation with an encoder-decoder: columns, generation, BLEU, exact match and perplexity."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,23 +27,23 @@ from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
 
-NO_BLEU = "no BLEU: that needs sacrebleu (pip install 'bertsmith[translate]')"
+NO_BLEU = "no BLEU: sacrebleu is not installed (pip install 'bertsmith[translate]')"
 BATCH_SIZE = 64
-"""Texts that are translated at a time."""
+"""Number of texts translated at a time."""
 
 
 class Translation(Task[TextExample]):
-    """Translate a text into another one."""
+    """Translate texts of one column into another."""
 
     kind: Literal["translation"] = "translation"
     source: str | None = None
-    """The column to translate from; None for the first of the only two columns of text …"""
+    """Column to translate from; None for the first if the data has exactly two text columns."""
     target: str | None = None
-    """… and the column to translate to."""
+    """Column to translate to; None for the other text column."""
     smoothing: float = Field(default=0.1, ge=0, lt=1)
-    """Label smoothing: the probability that is given, evenly, to all tokens but the correct one (tensor2tensor)."""
+    """Label smoothing: probability distributed evenly over all tokens but the correct one (as in tensor2tensor)."""
     generation: GenerationConfig = GenerationConfig()
-    """How translations are generated."""
+    """Settings of beam search."""
 
     roles: ClassVar[tuple[str, ...]] = ("source",)
     target_roles: ClassVar[tuple[str, ...]] = ("target",)
@@ -54,14 +54,14 @@ class Translation(Task[TextExample]):
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
-        return None  # two columns of text may be many things: a model with a decoder, or --task, selects translation
+        return None  # two text columns are ambiguous: translation is selected by a model with a decoder, or by --task
 
     def resolve(self, train: Table) -> "Translation":
-        """Return the task with its two columns: those given, or the only two of text, in their order."""
+        """Return the task with its two columns: the configured ones, or the only two text columns in their order."""
         row = next(iter(train))
         for flag, name in (("--source", self.source), ("--target", self.target)):
             if name is not None and name not in row:
-                raise InputError(f"{flag} is {name!r} and {train.name} has no such column; {nearest(name, row)}")
+                raise InputError(f"{flag} is {name!r}, but {train.name} has no such column; {nearest(name, row)}")
         if self.source is not None and self.source == self.target:
             raise InputError(f"--source and --target are both {self.source!r}; name two columns")
         if self.source is not None and self.target is not None:
@@ -70,8 +70,8 @@ class Translation(Task[TextExample]):
         others = [name for name in row if name not in texts and name not in ROW_NAMES]
         if len(texts) != 2 or others:
             raise InputError(
-                f"{train.name} has the columns {', '.join(row)}; a MODEL with a decoder learns pairs of texts "
-                "(translation) only: if it is such a task, name its two columns with --source and --target"
+                f"{train.name} has the columns {', '.join(row)}; a MODEL with a decoder supports only translation: "
+                "select its two columns with --source and --target"
             )
         first, second = texts
         if self.source == second or self.target == first:
@@ -103,8 +103,8 @@ class Translation(Task[TextExample]):
                 watch(done, len(visible))
 
         texts = [examples[index].text for index in visible]
-        found = translator.translate(texts, self.generation, batch_size=BATCH_SIZE, progress=count) if texts else []
-        translations = dict(zip(visible, found, strict=True))
+        outputs = translator.translate(texts, self.generation, batch_size=BATCH_SIZE, progress=count) if texts else []
+        translations = dict(zip(visible, outputs, strict=True))
         return [{"answer": translations.get(index, "")} for index in range(len(examples))]
 
     def evaluate(self, examples: Sequence[TextExample], answers: Sequence[AnswerData]) -> Evaluation:
@@ -122,7 +122,8 @@ class Translation(Task[TextExample]):
     def model_metrics(
         self, model: Runner, examples: Sequence[TextExample], sequences: ExampleConfig
     ) -> dict[str, float]:
-        """Return loss, perplexity and next-token accuracy by teacher forcing, without smoothing; long pairs are cut."""
+        """Return loss, perplexity and next-token accuracy with teacher forcing, without label smoothing; long pairs are
+        truncated."""
         translator, config = require_decoder(model), pair_config(sequences)
         tokenizer = translator.require_tokenizer()
         pairs = pairs_of(examples, translator, config.changed(too_long="cut"))
@@ -173,27 +174,27 @@ class Translation(Task[TextExample]):
 
     def _refuse(self) -> NoReturn:
         raise InputError(
-            "the model has a decoder and translates; allowed for it: finetune, evaluate, predict, inspect, import and "
-            "export to Hugging Face"
+            "the model has a decoder; translation supports finetune, evaluate, predict, inspect, import and export to "
+            "Hugging Face"
         )
 
 
 def require_decoder(model: object) -> Seq2Seq:
     """Return the model if it has a decoder; raise InputError otherwise."""
     if not isinstance(model, Seq2Seq):
-        raise InputError("MODEL has no decoder, which translation needs; the preset transformer-small has one")
+        raise InputError("MODEL has no decoder, which translation needs; use one such as the preset transformer-small")
     return model
 
 
 def pair_config(sequences: ExampleConfig) -> PairConfig:
-    """Return the settings of pairs; defaults for a model that stores none."""
+    """Return the pair settings of a translation model, or defaults if it has none."""
     if isinstance(sequences, PairConfig):
         return sequences
     return PairConfig(length=sequences.length, layout=sequences.layout, micro_tokens=max(8192, sequences.length))
 
 
 def pairs_of(examples: Sequence[TextExample], model: Seq2Seq, config: PairConfig) -> Pairs:
-    """Tokenise examples; over-long ones are left out or cut."""
+    """Tokenise examples; over-long ones are dropped or truncated, as configured."""
     sources, targets = [example.text for example in examples], [str(example.pair) for example in examples]
     return Pairs.tokenised(sources, targets, model.require_tokenizer(), config)
 

@@ -1,1 +1,1 @@
-"""Text to tokens: corpus readers, sentence splitting, tokenizers learned and loaded."""
+"""Text to tokens: corpus and table readers, sentence splitting, training and loading of tokenizers."""

@@ -1,8 +1,8 @@
-"""Train a tokenizer on documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and layout.
+"""Train a tokenizer on documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and template.
 
-The same documents give the same tokenizer, byte for byte, in every run. The library's own WordPiece and Unigram
-trainers do not guarantee that, because they number some tokens in the random order of a hash table; so WordPiece is
-trained as BPE over words with a prefix, and Unigram's scores are sorted afterwards.
+Training is deterministic, byte for byte. The WordPiece and Unigram trainers of the tokenizers library are not, because
+they number some tokens in the random order of a hash table; so WordPiece is trained as BPE over words with a prefix,
+and Unigram's scores are sorted afterwards.
 """
 
 import json
@@ -19,13 +19,13 @@ from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer, bert_template
 
 Kind = Literal["wordpiece", "bytes", "unigram"]
 
-# the rarest characters of a large corpus (one in ten thousand together) would fill a vocabulary with letters of
-# scripts the text hardly uses
+# the rarest characters of a large corpus (together one in ten thousand) would fill a vocabulary with letters of scripts
+# that the text hardly uses
 _COVERAGE = 0.9999
 _SPACE_MARK = "▁"
-_BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-# always letters of a Unigram vocabulary: a literal "<0x41>" in a text must have something better to match
-_BYTE_PIECE_LETTERS = "<0x123456789ABCDEF>"
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+# always in a Unigram vocabulary, so that a literal "<0x41>" in a text does not match a byte token
+_BYTE_TOKEN_LETTERS = "<0x123456789ABCDEF>"
 
 
 def learn_tokenizer(
@@ -39,8 +39,8 @@ def learn_tokenizer(
 ) -> Tokenizer:
     """Train a tokenizer with at most `vocabulary` tokens on documents.
 
-    The vocabulary comes out smaller when the text is too short to fill it. A pair of pieces seen fewer than
-    `minimum_frequency` times is never joined ("unigram" weighs pieces in another way and takes no notice of it).
+    The vocabulary is smaller if the text is too short to fill it. Pairs of tokens with fewer than `minimum_frequency`
+    occurrences are not merged ("unigram" ignores this argument).
     """
     if kind not in get_args(Kind):
         raise InputError(f"kind is {kind!r}; {nearest(str(kind), get_args(Kind))}")
@@ -60,29 +60,27 @@ def _learn_wordpiece(
 ) -> tokenizers.Tokenizer:
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     splitter = pre_tokenizers.BertPreTokenizer()
-    marked = tokenizers.Tokenizer(models.BPE())
-    marked.normalizer = normalizer
-    marked.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.Metaspace(_SPACE_MARK)])
-    tally = _CharacterCounts()
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.normalizer = normalizer
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.Metaspace(_SPACE_MARK)])
+    characters = _CharacterCounts()
     # room for merges of the prefix with first letters, which give no token, and for rare letters
-    room = vocabulary + max(vocabulary, 10_000)
-    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=minimum_frequency, show_progress=progress)
-    marked.train_from_iterator(tally.counted(documents), trainer)
-    letters = [letter for letter in tally.frequent(normalizer) if not letter.isspace()]
-    inner = [
-        letter for letter in letters if len(splitter.pre_tokenize_str(_normalized(normalizer, f"a{letter}a"))) == 1
-    ]
+    bpe_size = vocabulary + max(vocabulary, 10_000)
+    trainer = trainers.BpeTrainer(vocab_size=bpe_size, min_frequency=minimum_frequency, show_progress=progress)
+    bpe.train_from_iterator(characters.count(documents), trainer)
+    letters = [letter for letter in characters.frequent(normalizer) if not letter.isspace()]
+    inner = [letter for letter in letters if len(splitter.pre_tokenize_str(_normalize(normalizer, f"a{letter}a"))) == 1]
     tokens = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in inner)])
-    _refuse_small(vocabulary, len(tokens), len(letters))
+    _check_size(vocabulary, len(tokens), len(letters))
     known = set(letters)
-    for left, right in json.loads(marked.to_str())["model"]["merges"]:
+    for left, right in json.loads(bpe.to_str())["model"]["merges"]:
         if len(tokens) == vocabulary:
             break
-        joined = left + right
-        piece = joined[1:] if joined.startswith(_SPACE_MARK) else f"##{joined}"
-        if known.issuperset(joined.removeprefix(_SPACE_MARK)):
-            tokens[piece] = None
-    table = {piece: index for index, piece in enumerate(tokens)}
+        merged = left + right
+        token = merged[1:] if merged.startswith(_SPACE_MARK) else f"##{merged}"
+        if known.issuperset(merged.removeprefix(_SPACE_MARK)):
+            tokens[token] = None
+    table = {token: index for index, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]", max_input_chars_per_word=100))
     backend.normalizer = normalizer
     backend.pre_tokenizer = splitter
@@ -94,13 +92,13 @@ def _learn_bytes(
     documents: Iterable[str], vocabulary: int, lowercase: bool, minimum_frequency: int, progress: bool
 ) -> tokenizers.Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    _refuse_small(vocabulary, len(SPECIAL_TOKENS) + len(alphabet), len(alphabet))
+    _check_size(vocabulary, len(SPECIAL_TOKENS) + len(alphabet), len(alphabet))
     backend = tokenizers.Tokenizer(models.BPE())
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tally = _CharacterCounts()
+    characters = _CharacterCounts()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=minimum_frequency,
@@ -108,8 +106,8 @@ def _learn_bytes(
         initial_alphabet=alphabet,
         show_progress=progress,
     )
-    backend.train_from_iterator(tally.counted(documents), trainer)
-    tally.refuse_nothing()
+    backend.train_from_iterator(characters.count(documents), trainer)
+    characters.require_text()
     return backend
 
 
@@ -119,30 +117,32 @@ def _learn_unigram(
     steps: list[normalizers.Normalizer] = [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " ")]
     normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps] if lowercase else steps)
     splitter = pre_tokenizers.Metaspace(_SPACE_MARK, prepend_scheme="always")
-    tally = _CharacterCounts()
+    characters = _CharacterCounts()
     with tempfile.TemporaryFile() as spool:
         # two passes: rare letters, which become bytes, must be known before training
-        _spool(tally.counted(documents), spool)
-        letters = {*tally.frequent(normalizer), *_BYTE_PIECE_LETTERS, " "} - {_SPACE_MARK}
-        needed = len(SPECIAL_TOKENS) + len(_BYTE_PIECES) + len(letters)
-        _refuse_small(vocabulary, needed, len(letters))
+        _write_spool(characters.count(documents), spool)
+        letters = {*characters.frequent(normalizer), *_BYTE_TOKEN_LETTERS, " "} - {_SPACE_MARK}
+        needed = len(SPECIAL_TOKENS) + len(_BYTE_TOKENS) + len(letters)
+        _check_size(vocabulary, needed, len(letters))
         rare = {
-            ord(letter): " " for letter in tally.letters() if not letters.issuperset(_normalized(normalizer, letter))
+            ord(letter): " "
+            for letter in characters.letters()
+            if not letters.issuperset(_normalize(normalizer, letter))
         }
-        learned = tokenizers.Tokenizer(models.Unigram())
-        learned.normalizer, learned.pre_tokenizer = normalizer, splitter
+        unigram = tokenizers.Tokenizer(models.Unigram())
+        unigram.normalizer, unigram.pre_tokenizer = normalizer, splitter
         trainer = trainers.UnigramTrainer(
-            vocab_size=vocabulary - len(SPECIAL_TOKENS) - len(_BYTE_PIECES) + 1,
+            vocab_size=vocabulary - len(SPECIAL_TOKENS) - len(_BYTE_TOKENS) + 1,
             special_tokens=["[UNK]"],
-            initial_alphabet=list(_BYTE_PIECE_LETTERS),
+            initial_alphabet=list(_BYTE_TOKEN_LETTERS),
             unk_token="[UNK]",
             show_progress=progress,
         )
-        learned.train_from_iterator((text.translate(rare) for text in _despool(spool)), trainer)
-    scored = _in_order(json.loads(learned.to_str())["model"]["vocab"])
+        unigram.train_from_iterator((text.translate(rare) for text in _read_spool(spool)), trainer)
+    scored = _sort_by_score(json.loads(unigram.to_str())["model"]["vocab"])
     # byte tokens only replace letters without a token; with this score no text matches them
     lowest = min(score for _, score in scored) - 1000.0
-    table = [*((piece, 0.0) for piece in SPECIAL_TOKENS), *((piece, lowest) for piece in _BYTE_PIECES), *scored]
+    table = [*((token, 0.0) for token in SPECIAL_TOKENS), *((token, lowest) for token in _BYTE_TOKENS), *scored]
     unknown = SPECIAL_TOKENS.index("[UNK]")
     backend = tokenizers.Tokenizer(models.Unigram(table, unk_id=unknown, byte_fallback=True))
     backend.normalizer, backend.pre_tokenizer = normalizer, splitter
@@ -152,77 +152,76 @@ def _learn_unigram(
     return backend
 
 
-def _in_order(scored: list[tuple[str, float]]) -> list[tuple[str, float]]:
+def _sort_by_score(scored: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Sort Unigram tokens by score; the trainer's order is random."""
-    tokens = [(piece, score) for piece, score in scored if piece not in SPECIAL_TOKENS]
+    tokens = [(token, score) for token, score in scored if token not in SPECIAL_TOKENS]
     lowest = min(score for _, score in tokens)
-    letters = sum(len(piece) == 1 for piece, _ in tokens)
-    # letters without a sampled token get the lowest score plus 1e-4 each, in random order
-    band = lowest + 1e-4 * (letters + 1)
-    even = [(piece, lowest if len(piece) == 1 and score < band else score) for piece, score in tokens]
+    letters = sum(len(token) == 1 for token, _ in tokens)
+    # letters without a sampled token get the lowest score plus 1e-4 each, in random order: make them equal
+    limit = lowest + 1e-4 * (letters + 1)
+    equalised = [(token, lowest if len(token) == 1 and score < limit else score) for token, score in tokens]
     # the last digits of float sums depend on the order
-    rounded = [(piece, round(score, 5)) for piece, score in even]
+    rounded = [(token, round(score, 5)) for token, score in equalised]
     return sorted(rounded, key=lambda entry: (-entry[1], entry[0]))
 
 
-def _refuse_small(vocabulary: int, needed: int, letters: int) -> None:
+def _check_size(vocabulary: int, needed: int, letters: int) -> None:
     if vocabulary < needed:
         raise InputError(
-            f"vocabulary is {vocabulary}, too small for the {letters} letters of this text and the pieces that must "
-            f"be there besides; it must be at least {needed}"
+            f"vocabulary is {vocabulary}, too small for the {letters} letters of this text and the required tokens; it "
+            f"must be at least {needed}"
         )
 
 
-def _normalized(normalizer: normalizers.Normalizer, text: str) -> str:
+def _normalize(normalizer: normalizers.Normalizer, text: str) -> str:
     result: str = normalizer.normalize_str(text)
     return result
 
 
 class _CharacterCounts:
-    """Counts of the characters of a stream of documents."""
+    """Character counts of a stream of documents."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(0x110000, dtype=np.int64)
 
-    def counted(self, documents: Iterable[str]) -> Iterator[str]:
+    def count(self, documents: Iterable[str]) -> Iterator[str]:
         """Yield the documents unchanged, and count their characters."""
         for document in documents:
-            points = np.frombuffer(document.encode("utf-32-le"), dtype=np.uint32)
-            found = np.bincount(points)
-            self.counts[: len(found)] += found
+            counts = np.bincount(np.frombuffer(document.encode("utf-32-le"), dtype=np.uint32))
+            self.counts[: len(counts)] += counts
             yield document
 
     def letters(self) -> list[str]:
         return [chr(point) for point in np.flatnonzero(self.counts)]
 
-    def refuse_nothing(self) -> None:
+    def require_text(self) -> None:
         if not self.counts.any():
-            raise InputError("the data holds no text to learn a tokenizer from")
+            raise InputError("the data has no text to learn a tokenizer from")
 
     def frequent(self, normalizer: normalizers.Normalizer) -> list[str]:
-        """The normalised characters that cover nearly all of the text, sorted."""
-        self.refuse_nothing()
+        """Return the normalised characters that cover nearly all of the text, sorted."""
+        self.require_text()
         totals: dict[str, int] = {}
         for letter in self.letters():
-            for normal in _normalized(normalizer, letter):
+            for normal in _normalize(normalizer, letter):
                 totals[normal] = totals.get(normal, 0) + int(self.counts[ord(letter)])
-        wanted = sum(totals.values()) * _COVERAGE
-        kept, covered = [], 0
+        target = sum(totals.values()) * _COVERAGE
+        frequent, covered = [], 0
         for letter, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0])):
-            if covered >= wanted:
+            if covered >= target:
                 break
-            kept.append(letter)
+            frequent.append(letter)
             covered += count
-        return sorted(kept)
+        return sorted(frequent)
 
 
-def _spool(documents: Iterable[str], spool: IO[bytes]) -> None:
+def _write_spool(documents: Iterable[str], spool: IO[bytes]) -> None:
     for document in documents:
         content = document.encode()
         spool.write(len(content).to_bytes(8, "little") + content)
 
 
-def _despool(spool: IO[bytes]) -> Iterator[str]:
+def _read_spool(spool: IO[bytes]) -> Iterator[str]:
     spool.seek(0)
     while head := spool.read(8):
         yield spool.read(int.from_bytes(head, "little")).decode()

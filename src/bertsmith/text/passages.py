@@ -14,11 +14,11 @@ Pair = tuple[str, str]
 
 DEFAULT_KINDS = {"title": 1, "neighbours": 5, "together": 2, "spans": 3, "crop": 2, "altered": 3, "same": 4}
 """Pairs per document by kind: 20 in total."""
-_TRIES = 3  # draws per pair before a document counts as too short
-_HEADING = 10  # a line of one sentence with fewer words is a heading or a list item
-_LETTERS = 0.7  # minimum share of letters among the non-space characters of a sentence
-_CROPPED = (0.5, 0.9)  # minimum and maximum share of the words in a crop of a sentence
-_ALTERED = 0.1  # probability that a word is dropped, and that it is repeated
+_MAX_DRAWS = 3  # draws per pair before a document counts as too short
+_MIN_LINE_WORDS = 10  # a line of one sentence with fewer words is a heading or a list item
+_MIN_LETTERS = 0.7  # minimum fraction of letters among the non-space characters of a sentence
+_CROP_RANGE = (0.5, 0.9)  # minimum and maximum fraction of words in a crop of a sentence
+_WORD_NOISE = 0.1  # probability that a word is dropped, and that it is repeated
 _STOP = re.compile(r"""[.!?…。！？｡।][\"'”’»)\]}」』】》〉]*$""")
 
 
@@ -50,22 +50,22 @@ class Passages:
 
     @classmethod
     def of(cls, document: str, lengths: Lengths, title: str | None = None) -> "Passages":
-        """Each line is a paragraph; if every line is one sentence, the document is one paragraph."""
+        """Split a document: each line is a paragraph, or all are one paragraph if every line is one sentence."""
         lines = [sentences for line in document.splitlines() if (sentences := split_sentences(line))]
         if all(len(sentences) == 1 for sentences in lines):
             # short lines count as sentences if they end like one
             lines = [[line[0] for line in lines if not _is_short(line[0]) or _STOP.search(line[0])]]
         else:
             lines = [sentences for sentences in lines if len(sentences) > 1 or not _is_short(sentences[0])]
-        kept = (tuple(text for text in sentences if _is_prose(text, lengths)) for sentences in lines)
-        return cls(tuple(sentences for sentences in kept if sentences), lengths, title)
+        paragraphs = (tuple(text for text in sentences if _is_prose(text, lengths)) for sentences in lines)
+        return cls(tuple(sentences for sentences in paragraphs if sentences), lengths, title)
 
     @cached_property
     def sentences(self) -> list[str]:
         return [sentence for paragraph in self.paragraphs for sentence in paragraph]
 
     @cached_property
-    def next_to(self) -> list[Pair]:
+    def adjacent(self) -> list[Pair]:
         """All pairs of adjacent sentences of a paragraph."""
         return [pair for paragraph in self.paragraphs for pair in pairwise(paragraph)]
 
@@ -76,21 +76,21 @@ class Passages:
 
     @cached_property
     def words(self) -> list[list[str]]:
-        """Words of the paragraphs that are longer than a span."""
-        found = (" ".join(paragraph).split() for paragraph in self.paragraphs)
-        return [words for words in found if len(words) >= 3 * self.lengths.min_words]
+        """Words of the paragraphs that are long enough for two spans."""
+        paragraphs = (" ".join(paragraph).split() for paragraph in self.paragraphs)
+        return [words for words in paragraphs if len(words) >= 3 * self.lengths.min_words]
 
 
 def _is_short(line: str) -> bool:
-    return line.count(" ") + 1 < _HEADING
+    return line.count(" ") + 1 < _MIN_LINE_WORDS
 
 
 def _is_prose(sentence: str, lengths: Lengths) -> bool:
     """Whether a sentence has an allowed length and is not a formula or a table row."""
     if not lengths.allow(sentence):
         return False
-    signs = len(sentence) - sentence.count(" ")
-    return sum(map(str.isalpha, sentence)) >= _LETTERS * signs
+    characters = len(sentence) - sentence.count(" ")
+    return sum(map(str.isalpha, sentence)) >= _MIN_LETTERS * characters
 
 
 def _title(passages: Passages, draw: Random) -> Pair | None:
@@ -102,11 +102,11 @@ def _title(passages: Passages, draw: Random) -> Pair | None:
 
 def _neighbours(passages: Passages, draw: Random) -> Pair | None:
     """A sentence and the next one."""
-    return draw.choice(passages.next_to) if passages.next_to else None
+    return draw.choice(passages.adjacent) if passages.adjacent else None
 
 
 def _together(passages: Passages, draw: Random) -> Pair | None:
-    """Two sentences of one paragraph that are not next to each other."""
+    """Two sentences of one paragraph that are not adjacent."""
     if not passages.long_paragraphs:
         return None
     paragraph = draw.choice(passages.long_paragraphs)
@@ -115,40 +115,40 @@ def _together(passages: Passages, draw: Random) -> Pair | None:
 
 
 def _spans(passages: Passages, draw: Random) -> Pair | None:
-    """Two runs of words of one paragraph that overlap, adjoin or hold each other (DeCLUTR; Giorgi et al. 2021)."""
+    """Two spans of words of one paragraph that overlap, adjoin or contain each other (DeCLUTR; Giorgi et al. 2021)."""
     if not passages.words:
         return None
     words, lengths = draw.choice(passages.words), passages.lengths
-    most = min(lengths.max_words, len(words) - lengths.min_words)
-    anchor, positive = (draw.randint(lengths.min_words, most) for _ in range(2))
-    begin = draw.randint(0, len(words) - anchor)
-    other = draw.randint(max(0, begin - positive), min(len(words) - positive, begin + anchor))
-    return " ".join(words[begin : begin + anchor]), " ".join(words[other : other + positive])
+    limit = min(lengths.max_words, len(words) - lengths.min_words)
+    anchor, positive = (draw.randint(lengths.min_words, limit) for _ in range(2))
+    start = draw.randint(0, len(words) - anchor)
+    positive_start = draw.randint(max(0, start - positive), min(len(words) - positive, start + anchor))
+    return " ".join(words[start : start + anchor]), " ".join(words[positive_start : positive_start + positive])
 
 
 def _crop(passages: Passages, draw: Random) -> Pair | None:
-    """A sentence and a run of its words (Contriever; Izacard et al. 2022, section 3.1)."""
+    """A sentence and a span of its words (Contriever; Izacard et al. 2022, section 3.1)."""
     sentence = _sentence(passages, draw)
     words = sentence.split() if sentence else []
-    kept = max(passages.lengths.min_words, round(draw.uniform(*_CROPPED) * len(words)))
-    if sentence is None or kept >= len(words):
+    length = max(passages.lengths.min_words, round(draw.uniform(*_CROP_RANGE) * len(words)))
+    if sentence is None or length >= len(words):
         return None
-    begin = draw.randint(0, len(words) - kept)
-    return sentence, " ".join(words[begin : begin + kept])
+    start = draw.randint(0, len(words) - length)
+    return sentence, " ".join(words[start : start + length])
 
 
 def _altered(passages: Passages, draw: Random) -> Pair | None:
-    """A sentence and itself with some words dropped and some repeated (ConSERT, ESimCSE)."""
+    """A sentence and a copy with some words dropped and some repeated (ConSERT, ESimCSE)."""
     sentence = _sentence(passages, draw)
     if sentence is None:
         return None
-    chances = [(word, draw.random()) for word in sentence.split()]
-    changed = (word if chance > 2 * _ALTERED else f"{word} {word}" for word, chance in chances if chance > _ALTERED)
+    draws = [(word, draw.random()) for word in sentence.split()]
+    changed = (word if value > 2 * _WORD_NOISE else f"{word} {word}" for word, value in draws if value > _WORD_NOISE)
     return sentence, " ".join(changed)
 
 
 def _same(passages: Passages, draw: Random) -> Pair | None:
-    """A sentence twice: only dropout tells the two apart (SimCSE; Gao et al. 2021)."""
+    """A sentence twice; dropout makes the two vectors differ (SimCSE; Gao et al. 2021)."""
     sentence = _sentence(passages, draw)
     return None if sentence is None else (sentence, sentence)
 
@@ -168,30 +168,30 @@ KINDS: dict[str, Callable[[Passages, Random], Pair | None]] = {
 }
 
 
-def kinds_of(asked: list[str]) -> dict[str, int]:
+def parse_kinds(values: list[str]) -> dict[str, int]:
     """Parse numbers of pairs by kind, such as "neighbours=4"; a bare name means the default number.
 
-    >>> kinds_of(["title", "neighbours=4"])
+    >>> parse_kinds(["title", "neighbours=4"])
     {'title': 1, 'neighbours': 4}
     """
-    found: dict[str, int] = {}
-    for word in asked:
-        name, sign, number = word.partition("=")
+    kinds: dict[str, int] = {}
+    for value in values:
+        name, equals, number = value.partition("=")
         if name not in KINDS:
             raise InputError(f"--kinds names {name!r}; {nearest(name, KINDS)}")
-        if sign and not (number.isdecimal() and int(number) > 0):
-            raise InputError(f"--kinds is {word!r}; allowed after =: how many of a document, 1 or more")
-        found[name] = int(number) if sign else DEFAULT_KINDS[name]
-    return found
+        if equals and not (number.isdecimal() and int(number) > 0):
+            raise InputError(f"--kinds is {value!r}; allowed after =: the number of pairs per document, 1 or more")
+        kinds[name] = int(number) if equals else DEFAULT_KINDS[name]
+    return kinds
 
 
 def pairs_of(passages: Passages, kinds: Mapping[str, int], draw: Random) -> Iterator[tuple[str, Pair]]:
-    """Distinct pairs of a document with their kinds: as many as requested, or as its length allows."""
-    for kind, wanted in kinds.items():
+    """Yield distinct pairs of a document with their kinds: as many as requested, or as its length allows."""
+    for kind, count in kinds.items():
         seen: set[Pair] = set()
-        for _ in range(wanted * _TRIES):
+        for _ in range(count * _MAX_DRAWS):
             pair = KINDS[kind](passages, draw)
-            if pair is None or len(seen) == wanted:
+            if pair is None or len(seen) == count:
                 break
             if pair not in seen and (kind == "same" or pair[0] != pair[1]):
                 seen.add(pair)

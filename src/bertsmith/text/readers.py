@@ -1,4 +1,4 @@
-"""Stream documents from .txt and .jsonl (plain, .gz, .xz, .zst) and .parquet files without loading whole files."""
+"""Stream documents from .txt, .jsonl (plain, .gz, .xz, .zst) and .parquet files without loading whole files."""
 
 import gzip
 import json
@@ -13,11 +13,11 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.text.rows import Row
 
 NumberedRows: TypeAlias = Iterator[tuple[int, Row]]
-"""Rows with the number of their line (of their row in .parquet files), from 1."""
+"""Rows with their line numbers (row numbers in .parquet files), from 1."""
 
 
 def parquet_rows(file: Path, field: str | None = None, watch: Callable[[int], None] | None = None) -> NumberedRows:
-    """Read all columns or one; `watch` is called with the number of bytes read."""
+    """Read the rows of a .parquet file, all columns or one; `watch` is called with the number of bytes read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -31,7 +31,7 @@ def parquet_rows(file: Path, field: str | None = None, watch: Callable[[int], No
             columns = table.schema_arrow.names
             if field is not None and field not in columns:
                 raise InputError(f"file {str(file)!r} has no column {field!r}; {nearest(field, columns)}")
-            # whole row groups may be gigabytes; batches of rows are read page by page
+            # row groups may be gigabytes; batches of rows are read page by page
             for batch in table.iter_batches(batch_size=256, columns=None if field is None else [field]):
                 if watch:
                     watch(batch.nbytes)
@@ -44,47 +44,47 @@ def parquet_rows(file: Path, field: str | None = None, watch: Callable[[int], No
 
 
 FORMATS = (".txt", ".jsonl")
-PACKINGS = ("", ".gz", ".xz", ".zst")
-ENDINGS = (*(format_ + packing for format_ in FORMATS for packing in PACKINGS), ".parquet")
+COMPRESSIONS = ("", ".gz", ".xz", ".zst")
+ENDINGS = (*(format_ + compression for format_ in FORMATS for compression in COMPRESSIONS), ".parquet")
 
 READ_BYTES = 1 << 20
-LONGEST_LINE = 64 << 20
-# a .txt file without blank lines would be one document of any size; it is cut at the next line end after this many
-# characters, so that memory stays bounded
-LONGEST_TEXT_DOCUMENT = 4 << 20
+MAX_LINE_BYTES = 64 << 20
+# characters; a longer document of a .txt file is split at the next line end, which bounds the memory for files without
+# blank lines
+MAX_TEXT_DOCUMENT = 4 << 20
 
-# something a reader could see: not a space, a control, a zero-width or direction mark, or the replacement character
+# any character but white space, controls, zero-width and direction marks, and the replacement character
 _VISIBLE = re.compile("[^\\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufffd]")
 
 Watch = Callable[[int], None]
-"""Called with the number of bytes just read from disk."""
+"""Progress callback, called with the number of bytes just read from disk."""
 
 
 def find_files(paths: Iterable[str | Path]) -> list[Path]:
     """List the readable files of `paths` and of the folders among them, sorted, without duplicates."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     for path in map(Path, paths):
         if path.is_dir():
             inside = [file for file in path.rglob("*") if file.is_file() and _ending(file) and file.name[0] != "."]
             if not inside:
-                raise InputError(f"folder {str(path)!r} holds no text file; allowed endings: {', '.join(ENDINGS)}")
-            found.update(inside)
+                raise InputError(f"folder {str(path)!r} has no text file; allowed endings: {', '.join(ENDINGS)}")
+            files.update(inside)
         elif not path.exists():
             raise InputError(f"data {str(path)!r} does not exist")
         elif not _ending(path):
             raise InputError(f"file {str(path)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
         else:
-            found.add(path)
-    if not found:
-        raise InputError("data names no file; give text files or folders that hold them")
-    return sorted(found)
+            files.add(path)
+    if not files:
+        raise InputError("data is empty; pass text files or folders that contain them")
+    return sorted(files)
 
 
 def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watch | None = None) -> Iterator[str]:
     """Read the documents of all files in order; empty ones are skipped.
 
-    In .txt files blank lines separate documents, in .jsonl files every line is an object whose `field` holds one, in
-    .parquet files every row of the column `field` is one.
+    In .txt files blank lines separate documents; in .jsonl files the value of `field` in each line is a document, in
+    .parquet files each row of the column `field`.
     """
     for file in map(Path, files):
         ending = _known_ending(file)
@@ -99,10 +99,10 @@ def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watc
                 yield document
 
 
-def read_titled(
+def read_documents_with_titles(
     files: Iterable[str | Path], field: str = "text", title: str = "title", watch: Watch | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    """Read documents with their titles; None where a row has no text in `title`."""
+    """Read documents with their titles; None if a row has no text in `title`."""
     for file in map(Path, files):
         ending = _known_ending(file)
         if ending.startswith(".txt"):
@@ -116,27 +116,27 @@ def read_titled(
                 yield (name.strip() or None) if isinstance(name, str) else None, document
 
 
-def first_texts(file: Path, most: int, field: str = "text") -> list[str]:
-    """Read the first texts of a file: non-blank lines of a .txt file, documents of other files."""
-    found: list[str] = []
+def first_texts(file: Path, count: int, field: str = "text") -> list[str]:
+    """Read at most `count` texts of a file: non-blank lines of a .txt file, documents of other files."""
+    texts: list[str] = []
     for document in read_documents(find_files([file]), field):
         # adjacent lines of a .txt file are one document
-        found += document.split("\n") if _ending(file).startswith(".txt") else [document]
-        if len(found) >= most:
+        texts += document.split("\n") if _ending(file).startswith(".txt") else [document]
+        if len(texts) >= count:
             break
-    if not found:
-        raise InputError(f"file {str(file)!r} holds no text; give a file with texts")
-    return found[:most]
+    if not texts:
+        raise InputError(f"file {str(file)!r} has no text; use a file with texts")
+    return texts[:count]
 
 
 def _ending(file: Path) -> str:
-    """The known ending of a file name, or an empty string."""
+    """Return the known ending of a file name, or an empty string."""
     name = file.name.lower()
     return next((ending for ending in ENDINGS if name.endswith(ending)), "")
 
 
 def _known_ending(file: Path) -> str:
-    """The ending of a file name; raise if it is unknown."""
+    """Return the ending of a file name; raise if it is unknown."""
     ending = _ending(file)
     if not ending:
         raise InputError(f"file {str(file)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
@@ -151,7 +151,7 @@ def _text_documents(file: Path, watch: Watch | None) -> Iterator[str]:
         if line and not line.isspace():
             lines.append(line)
             characters += len(line)
-            if characters < LONGEST_TEXT_DOCUMENT:
+            if characters < MAX_TEXT_DOCUMENT:
                 continue
         if lines:
             yield "\n".join(lines)
@@ -166,14 +166,12 @@ def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str
 
 
 def read_lines(file: Path) -> list[str]:
-    """Read the lines of a .txt file (plain or compressed), with empty ones."""
+    """Read the lines of a .txt file (plain or compressed), including empty ones."""
     if not file.is_file():
-        reason = "is a folder; give a file" if file.is_dir() else "does not exist"
+        reason = "is a folder; use a file" if file.is_dir() else "does not exist"
         raise InputError(f"data {str(file)!r} {reason}")
     if not _ending(file).startswith(".txt"):
-        raise InputError(
-            f"file {str(file)!r} does not end as lines of text do; allowed: .txt, .txt.gz, .txt.xz, .txt.zst"
-        )
+        raise InputError(f"file {str(file)!r} is not a text file; allowed endings: .txt, .txt.gz, .txt.xz, .txt.zst")
     return [line for _, line in numbered_lines(file)]
 
 
@@ -199,16 +197,16 @@ def read_rows(file: Path, watch: Watch | None = None) -> NumberedRows:
             ) from None
         if not isinstance(row, dict):
             raise InputError(
-                f"file {str(file)!r} line {number} holds a {type(row).__name__}; every line must be one JSON object"
+                f"file {str(file)!r} line {number} is a {type(row).__name__}; every line must be one JSON object"
             )
         yield number, row
 
 
 def text_of(row: Row, field: str, file: Path, number: int, position: str = "line") -> str:
-    """Return the text in a field of a row; `file` and `number` are for the error message."""
+    """Return the text in a field of a row; `file`, `number` and `position` are for error messages."""
     if field not in row:
         raise InputError(f"file {str(file)!r} {position} {number} has no field {field!r}; {nearest(field, row)}")
-    return _checked(row[field], field, file, f"{position} {number}")
+    return _check_text(row[field], field, file, f"{position} {number}")
 
 
 def is_visible(text: str) -> bool:
@@ -218,10 +216,10 @@ def is_visible(text: str) -> bool:
 
 def _parquet_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str]:
     for number, row in parquet_rows(file, field, watch):
-        yield _checked(row[field], field, file, f"row {number}")
+        yield _check_text(row[field], field, file, f"row {number}")
 
 
-def _checked(value: object, field: str, file: Path, position: str) -> str:
+def _check_text(value: object, field: str, file: Path, position: str) -> str:
     """Return the value if it is valid text, else raise."""
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__
@@ -231,8 +229,8 @@ def _checked(value: object, field: str, file: Path, position: str) -> str:
             value.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"file {str(file)!r} {position}: field {field!r} holds half a surrogate pair "
-                f"({value[error.start]!a}), which is no character; it must be valid Unicode"
+                f"file {str(file)!r} {position}: field {field!r} has an unpaired surrogate "
+                f"({value[error.start]!a}); it must be valid Unicode"
             ) from None
     return value
 
@@ -248,39 +246,39 @@ def _decode(raw: bytes, file: Path, number: int) -> str:
 
 
 def _lines(file: Path, watch: Watch | None) -> Iterator[tuple[int, bytes]]:
-    """Lines of a file with their numbers from 1, without line ends."""
+    """Yield the lines of a file with their numbers from 1, without line ends."""
     number = 0
-    rest: list[bytes] = []
-    waiting = 0
+    pending: list[bytes] = []
+    pending_bytes = 0
     try:
         for chunk in _chunks(file, watch):
             head, newline, tail = chunk.partition(b"\n")
-            rest.append(head)
-            waiting += len(head)
-            if waiting > LONGEST_LINE:
+            pending.append(head)
+            pending_bytes += len(head)
+            if pending_bytes > MAX_LINE_BYTES:
                 raise InputError(
-                    f"file {str(file)!r} line {number + 1} is longer than {LONGEST_LINE >> 20} MB; "
-                    "break it into lines or rows"
+                    f"file {str(file)!r} line {number + 1} is longer than {MAX_LINE_BYTES >> 20} MB; "
+                    "split it into shorter lines or rows"
                 )
             if not newline:
                 continue
             number += 1
-            yield number, b"".join(rest).removesuffix(b"\r")
-            *whole, last = tail.split(b"\n")
-            for line in whole:
+            yield number, b"".join(pending).removesuffix(b"\r")
+            *complete, last = tail.split(b"\n")
+            for line in complete:
                 number += 1
                 yield number, line.removesuffix(b"\r")
-            rest, waiting = [last], len(last)
+            pending, pending_bytes = [last], len(last)
     except EOFError:
         raise InputError(
-            f"file {str(file)!r} is a truncated archive: it ends in the middle, after line {number}"
+            f"file {str(file)!r} is a truncated archive: it ends unexpectedly after line {number}"
         ) from None
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, _BrokenArchive) as error:
         raise InputError(f"file {str(file)!r} is a broken {file.suffix} archive after line {number}: {error}") from None
     except OSError as error:
         raise InputError(f"file {str(file)!r} cannot be read: {error.strerror or error}") from None
-    if waiting:
-        yield number + 1, b"".join(rest).removesuffix(b"\r")
+    if pending_bytes:
+        yield number + 1, b"".join(pending).removesuffix(b"\r")
 
 
 class _BrokenArchive(Exception):
@@ -291,8 +289,8 @@ class _Source(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
 
-class _Watched:
-    """A file that reports the number of bytes read; implements what gzip and lzma need of a file."""
+class _WatchedFile:
+    """File wrapper that reports the number of bytes read, with the methods that gzip and lzma use."""
 
     def __init__(self, file: BinaryIO, watch: Watch) -> None:
         self.file = file
@@ -308,9 +306,9 @@ class _Watched:
 
 
 def _chunks(file: Path, watch: Watch | None) -> Iterator[bytes]:
-    """Decompressed content of a file in chunks; a truncated archive raises EOFError."""
+    """Yield the decompressed content of a file in chunks; a truncated archive raises EOFError."""
     with file.open("rb") as source:
-        raw: Any = _Watched(source, watch) if watch else source
+        raw: Any = _WatchedFile(source, watch) if watch else source
         if file.suffix.lower() == ".zst":
             yield from _zstandard_chunks(raw)
             return
@@ -327,18 +325,18 @@ def _zstandard_chunks(source: _Source) -> Iterator[bytes]:
     """Decompress the frames of a zstandard file; the library's own reader does not report a truncated last frame."""
     import zstandard
 
-    unpacker = None
+    decompressor = None
     try:
-        while packed := source.read(READ_BYTES >> 4):
-            while packed:
-                if unpacker is None:
-                    unpacker = zstandard.ZstdDecompressor().decompressobj()
-                if chunk := unpacker.decompress(packed):
+        while data := source.read(READ_BYTES >> 4):
+            while data:
+                if decompressor is None:
+                    decompressor = zstandard.ZstdDecompressor().decompressobj()
+                if chunk := decompressor.decompress(data):
                     yield chunk
-                packed = b""
-                if unpacker.eof:
-                    packed, unpacker = unpacker.unused_data, None
+                data = b""
+                if decompressor.eof:
+                    data, decompressor = decompressor.unused_data, None
     except zstandard.ZstdError as error:
         raise _BrokenArchive(error) from None
-    if unpacker is not None:
+    if decompressor is not None:
         raise EOFError

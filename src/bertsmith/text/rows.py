@@ -16,10 +16,10 @@ class Table:
     """The rows of one split of a task."""
 
     name: str
-    """Name for messages: a file, or the argument it was given as."""
+    """Name in messages: the file, or the argument that held the rows."""
     rows: Sequence[Row]
     numbers: Sequence[int]
-    """Line or row of the source of each row."""
+    """Line or row number of each row in its source."""
     unit: str = "line"
 
     def __len__(self) -> int:
@@ -34,11 +34,11 @@ class Table:
         return tuple(dict.fromkeys(name for row in self.rows for name in row))
 
     def location(self, index: int) -> str:
-        """Position of a row, for messages."""
+        """Return the location of a row, for messages."""
         return f"{self.name} {self.unit} {self.numbers[index]}"
 
     def value(self, index: int, column: str) -> Any:
-        """Return the value of a column; raise if the row has none."""
+        """Return the value of a column; raise if the row lacks the column."""
         row = self.rows[index]
         if column not in row:
             raise InputError(f"{self.location(index)} has no field {column!r}; {nearest(column, row)}")
@@ -55,13 +55,13 @@ class Table:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise InputError(
-                    f"{self.location(index)}: field {column!r} holds half a surrogate pair ({value[error.start]!a}), "
-                    "which is no character; it must be valid Unicode"
+                    f"{self.location(index)}: field {column!r} has an unpaired surrogate ({value[error.start]!a}); "
+                    "it must be valid Unicode"
                 ) from None
         return value
 
     def number(self, index: int, column: str) -> float:
-        """Return the number of a column, also if written as a text; raise if it is not finite."""
+        """Return the number of a column, which may be a string; raise if it is not a finite number."""
         value = self.value(index, column)
         number = None if isinstance(value, bool) or not isinstance(value, str | int | float) else read_number(value)
         if number is None:
@@ -75,9 +75,9 @@ class Table:
 
 
 def read_number(value: str | int | float) -> float | None:
-    """Return the finite number that a value is or spells, else None."""
+    """Parse a finite number; None if the value is not one."""
     try:
-        # Python reads 1_000 as a number, files do not
+        # Python accepts 1_000 as a number, data files do not
         number = math.nan if isinstance(value, str) and "_" in value else float(value)
     except (ValueError, OverflowError):
         return None
@@ -85,15 +85,15 @@ def read_number(value: str | int | float) -> float | None:
 
 
 def table_of(rows: Sequence[Row], name: str) -> Table:
-    """A table of rows given in Python."""
+    """Return rows passed in Python as a table."""
     return Table(name, rows, range(len(rows)), "row")
 
 
-def row_of(given: object, columns: Sequence[str]) -> dict[str, Any]:
+def row_of(value: object, columns: Sequence[str]) -> dict[str, Any]:
     """Turn the input of one prediction into a row: a mapping unchanged, other values by column."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    values = [given] if len(columns) == 1 else list(given) if isinstance(given, tuple | list) else [given]
+    if isinstance(value, Mapping):
+        return dict(value)
+    values = [value] if len(columns) == 1 else list(value) if isinstance(value, tuple | list) else [value]
     if len(values) != len(columns):
         raise InputError(f"an input has {len(values)} values; this task reads {len(columns)}: {', '.join(columns)}")
     return dict(zip(columns, values, strict=True))

@@ -1,6 +1,6 @@
 """Read the rows of one file of a task: .jsonl, .csv, .tsv (plain, .gz, .xz, .zst) or .parquet.
 
-Fields of .csv and .tsv files stay texts: the task decides whether "3" is a label or a number.
+Fields of .csv and .tsv files stay strings: the task decides whether "3" is a label or a number.
 """
 
 import csv
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.text.readers import LONGEST_LINE, PACKINGS, NumberedRows, numbered_lines, parquet_rows, read_rows
+from bertsmith.text.readers import COMPRESSIONS, MAX_LINE_BYTES, NumberedRows, numbered_lines, parquet_rows, read_rows
 from bertsmith.text.rows import Row, Table
 
 TABLE_FORMATS = (".jsonl", ".csv", ".tsv")
-TABLE_ENDINGS = (*(format_ + packing for format_ in TABLE_FORMATS for packing in PACKINGS), ".parquet")
+TABLE_ENDINGS = (*(format_ + compression for format_ in TABLE_FORMATS for compression in COMPRESSIONS), ".parquet")
 
 
 def table_ending(file: Path) -> str:
-    """The table ending of a file name, or an empty string."""
+    """Return the table ending of a file name, or an empty string."""
     name = file.name.lower()
     return next((ending for ending in sorted(TABLE_ENDINGS, key=len, reverse=True) if name.endswith(ending)), "")
 
 
 def table_rows(file: Path) -> NumberedRows:
-    """Read the rows of a file with the numbers of their lines (of their rows in .parquet files)."""
+    """Read the rows of a file with their line numbers (row numbers in .parquet files)."""
     ending = table_ending(file)
     if not ending:
         raise InputError(
@@ -39,7 +39,7 @@ def table_rows(file: Path) -> NumberedRows:
 
 
 def _named_fields(file: Path, lines: Iterator[tuple[int, list[str]]]) -> NumberedRows:
-    """Fields of every line by the column names of the first line."""
+    """Yield the fields of every line by column name; the first line names the columns."""
     _, first = next(lines, (0, None))
     if first is None:
         raise InputError(f"file {str(file)!r} is empty; its first line must name the columns")
@@ -56,17 +56,17 @@ def _named_fields(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Numbere
 def _column_names(file: Path, fields: list[str]) -> list[str]:
     names = [name.strip() for name in fields]
     if not names[0] and "index" not in names:
-        names[0] = "index"  # so pandas writes the numbers of its rows
+        names[0] = "index"  # pandas writes its index without a column name
     for position, name in enumerate(names):
         if not name:
             raise InputError(f"file {str(file)!r} line 1: column {position + 1} has no name; every column needs one")
         if name in names[:position]:
-            raise InputError(f"file {str(file)!r} line 1 names the column {name!r} twice; every name may stand once")
-    other = next((mark for mark in ("\t", ";", ",") if len(names) == 1 and mark in names[0]), None)
-    if other is not None:
+            raise InputError(f"file {str(file)!r} line 1 names the column {name!r} twice; column names must be unique")
+    separator = next((mark for mark in ("\t", ";", ",") if len(names) == 1 and mark in names[0]), None)
+    if separator is not None:
         raise InputError(
-            f"file {str(file)!r} line 1 is one column, {names[0]!r}, with {other!r} in its name; fields are separated "
-            "by commas in .csv and by tabs in .tsv files"
+            f"file {str(file)!r} line 1 is one column, {names[0]!r}, with {separator!r} in its name; fields are "
+            "separated by commas in .csv and by tabs in .tsv files"
         )
     return names
 
@@ -75,14 +75,14 @@ def _tab_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Split lines at tabs; quotes have no meaning, as in the files of GLUE."""
     for number, line in numbered_lines(file):
         if line:
-            yield number, _whole(file, number, line).split("\t")
+            yield number, _check_line(file, number, line).split("\t")
 
 
 def _comma_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Records of a .csv file with their first line; quoted fields may contain commas and line ends."""
-    reader = csv.reader(_ended(file, numbered_lines(file)), strict=True)
-    # the limit is global; a text may be as long as a line of any other file
-    earlier = csv.field_size_limit(LONGEST_LINE)
+    """Read the records of a .csv file with the number of their first line; quoted fields may contain line breaks."""
+    reader = csv.reader(_with_line_ends(file, numbered_lines(file)), strict=True)
+    # the limit is global; allow fields as long as a line of any other file
+    previous_limit = csv.field_size_limit(MAX_LINE_BYTES)
     records: list[tuple[int, list[str]]] = []
     begin = 1
     try:
@@ -94,28 +94,30 @@ def _comma_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
         is_open = "unexpected end" in str(error)
         reason = "opens a quote that is never closed" if is_open else f"is not valid CSV ({error})"
         raise InputError(
-            f"file {str(file)!r} line {begin} {reason}; quotes inside a field are doubled, the field in quotes"
+            f"file {str(file)!r} line {begin} {reason}; put a field with quotes in quotes and double the inner ones"
         ) from None
     finally:
-        csv.field_size_limit(earlier)
+        csv.field_size_limit(previous_limit)
     return iter(records)
 
 
-def _ended(file: Path, lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+def _with_line_ends(file: Path, lines: Iterable[tuple[int, str]]) -> Iterator[str]:
     for number, line in lines:
-        yield _whole(file, number, line) + "\n"
+        yield _check_line(file, number, line) + "\n"
 
 
-def _whole(file: Path, number: int, line: str) -> str:
+def _check_line(file: Path, number: int, line: str) -> str:
     if "\0" in line:
-        raise InputError(f"file {str(file)!r} line {number} holds a NUL byte; text files have none")
+        raise InputError(f"file {str(file)!r} line {number} contains a NUL byte; it must be a text file")
     return line
 
 
 def is_squad(content: object) -> bool:
     """Whether the content of a JSON file has SQuAD's format."""
     articles = content.get("data") if isinstance(content, Mapping) else None
-    return isinstance(articles, list) and all(isinstance(one, Mapping) and "paragraphs" in one for one in articles)
+    return isinstance(articles, list) and all(
+        isinstance(article, Mapping) and "paragraphs" in article for article in articles
+    )
 
 
 def squad_table(file: Path) -> Table:
@@ -125,17 +127,17 @@ def squad_table(file: Path) -> Table:
     except (OSError, ValueError) as error:
         raise InputError(f"file {str(file)!r} cannot be read as JSON: {error}") from None
     if not is_squad(content):
-        raise InputError(f"file {str(file)!r} has no list 'data' of articles with 'paragraphs', as SQuAD's files have")
+        raise InputError(f"file {str(file)!r} has no list 'data' of articles with 'paragraphs', as in SQuAD files")
     try:
-        rows = list(_rows(content["data"]))
+        rows = list(_squad_rows(content["data"]))
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"file {str(file)!r} is not of SQuAD's form: {type(error).__name__} {error}") from None
+        raise InputError(f"file {str(file)!r} is not in SQuAD format: {type(error).__name__} {error}") from None
     if not rows:
         raise InputError(f"file {str(file)!r} has no questions")
     return Table(f"file {str(file)!r}", rows, range(1, len(rows) + 1), "question")
 
 
-def _rows(articles: list[Any]) -> Iterator[Row]:
+def _squad_rows(articles: list[Any]) -> Iterator[Row]:
     for article in articles:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:

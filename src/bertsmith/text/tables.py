@@ -1,4 +1,4 @@
-"""The splits (train, dev, test) of a task's data: a folder, one file, or a data set of the hub."""
+"""The splits (train, dev, test) of a task's data: a folder, a single file, or a dataset on the Hugging Face hub."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,26 +15,26 @@ SPLIT_NAMES = {
     "validation": ("validation", "valid", "dev"),
     "test": ("test",),
 }
-"""File names of each split."""
-ROW_NAMES = ("id", "idx", "index", "guid")  # columns with an identifier
+"""Accepted file names of each split, in order of preference."""
+ROW_NAMES = ("id", "idx", "index", "guid")  # identifier columns
 
 
 def split_file(folder: Path, split: str) -> Path | None:
     """Find the file of a split, or None; raise if it exists in two formats."""
     for name in SPLIT_NAMES.get(split, (split,)):
-        # the plain file of a format comes before the compressed ones
+        # an uncompressed file takes precedence over compressed ones
         files = [folder / f"{name}{ending}" for ending in TABLE_ENDINGS if (folder / f"{name}{ending}").is_file()]
         formats = {file.name.removeprefix(name).split(".")[1] for file in files}
         if len(formats) > 1:
             names = " and ".join(file.name for file in files)
-            raise InputError(f"--data {str(folder)!r} has {names} for one part; keep one of them")
+            raise InputError(f"--data {str(folder)!r} has {names} for one split; keep one of them")
         if files:
             return files[0]
     return None
 
 
 def folder_splits(folder: Path) -> list[str]:
-    """Splits that a folder has files of."""
+    """Return the splits for which a folder has files."""
     return sorted(
         {file.name.removesuffix(table_ending(file)) for file in folder.iterdir() if table_ending(file)}
         & {name for names in SPLIT_NAMES.values() for name in names}
@@ -42,16 +42,16 @@ def folder_splits(folder: Path) -> list[str]:
 
 
 def find_split_file(folder: Path, split: str) -> Path:
-    """Find the file of a split; raise if there is none."""
+    """Return the file of a split; raise if it is missing."""
     if not folder.is_dir():
-        raise InputError(f"--data {str(folder)!r} is not a folder; give one with train.jsonl and dev.jsonl")
+        raise InputError(f"--data {str(folder)!r} is not a folder; expected a folder with train.jsonl and dev.jsonl")
     file = split_file(folder, split)
     if file is not None:
         return file
-    there = sorted({path.name.removesuffix(table_ending(path)) for path in folder.iterdir() if table_ending(path)})
+    available = sorted({path.name.removesuffix(table_ending(path)) for path in folder.iterdir() if table_ending(path)})
     raise InputError(
         f"--data {str(folder)!r} has no {split}.jsonl (or .csv, .tsv, also .gz, .xz, .zst; or .parquet); "
-        f"{nearest(split, there) if there else 'it holds no such file'}"
+        f"{nearest(split, available) if available else 'it has no such file'}"
     )
 
 
@@ -67,7 +67,7 @@ class Splits(ABC):
         """Return the error for a missing split."""
 
     def read(self, split: str) -> Table:
-        """Return the rows of a split; raise if there is none."""
+        """Return the rows of a split; raise if it is missing."""
         table = self.find(split)
         if table is None:
             raise self.missing(split)
@@ -89,11 +89,11 @@ class FolderSplits(Splits):
             find_split_file(self.folder, split)
         except InputError as error:
             return error
-        raise AssertionError("the part is there")
+        raise AssertionError("the split exists")
 
 
 class SingleFile(Splits):
-    """One file, which is the split `part`."""
+    """A single file, which is the split `split`."""
 
     def __init__(self, file: Path, split: str) -> None:
         self.file, self.split = file, split
@@ -102,11 +102,13 @@ class SingleFile(Splits):
         return read_file(self.file) if split == self.split else None
 
     def missing(self, split: str) -> InputError:
-        return InputError(f"--data {str(self.file)!r} is one file, the {self.split} part; it has no {split} part")
+        return InputError(
+            f"--data {str(self.file)!r} is a single file, the {self.split} split; it has no {split} split"
+        )
 
 
 class HubSplits(Splits):
-    """A data set read by the package `datasets`."""
+    """A dataset read with the package `datasets`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -114,20 +116,20 @@ class HubSplits(Splits):
 
     def find(self, split: str) -> Table | None:
         names = (*SPLIT_NAMES.get(split, (split,)), *(("validation_matched",) if split == "dev" else ()))
-        found = next((name for name in names if name in self.splits), None)
-        if found is None:
+        name = next((name for name in names if name in self.splits), None)
+        if name is None:
             return None
-        rows = named_rows(self.splits[found])
+        rows = named_rows(self.splits[name])
         if not rows:
-            raise InputError(f"{self.name} ({found}) has no rows")
-        return Table(f"{self.name} ({found})", rows, range(len(rows)), "row")
+            raise InputError(f"{self.name} ({name}) has no rows")
+        return Table(f"{self.name} ({name})", rows, range(len(rows)), "row")
 
     def missing(self, split: str) -> InputError:
-        return InputError(f"--data {self.name!r} has no part {split!r}; {nearest(split, self.splits)}")
+        return InputError(f"--data {self.name!r} has no split {split!r}; {nearest(split, self.splits)}")
 
 
 def open_splits(data: str | Path, *, file_is: str = "train") -> Splits:
-    """Open the data that --data names; a single file is the split `file_is`."""
+    """Open the splits of --data; a single file is the split `file_is`."""
     path = Path(data)
     if path.is_dir():
         is_readable = not folder_splits(path) and any(table_ending(file) for file in path.rglob("*"))
@@ -135,25 +137,25 @@ def open_splits(data: str | Path, *, file_is: str = "train") -> Splits:
     if path.is_file():
         return SingleFile(path, file_is)
     name = str(data)
-    # a misspelled folder name is not looked up on the hub
+    # do not look up a misspelled folder name on the hub
     if table_ending(path) or not is_hub_name(name) or (path.parent != Path() and path.parent.is_dir()):
         raise InputError(
-            f"--data {name!r} does not exist; give a folder, a file, or a name on the hub (owner/name, name:config)"
+            f"--data {name!r} does not exist; use a folder, a file, or a name on the hub (owner/name, name:config)"
         )
     return HubSplits(name)
 
 
 def read_file(file: Path) -> Table:
-    """Read the rows of a file; raise if there are none."""
+    """Read the rows of a file; raise if it is empty."""
     if not file.is_file():
-        raise InputError(f"data {str(file)!r} {'is a folder; give a file' if file.is_dir() else 'does not exist'}")
-    found = list(table_rows(file))
-    if not found:
+        raise InputError(f"data {str(file)!r} {'is a folder; use a file' if file.is_dir() else 'does not exist'}")
+    numbered = list(table_rows(file))
+    if not numbered:
         raise InputError(f"file {str(file)!r} has no rows")
     unit = "row" if table_ending(file) == ".parquet" else "line"
-    return Table(f"file {str(file)!r}", [row for _, row in found], [number for number, _ in found], unit)
+    return Table(f"file {str(file)!r}", [row for _, row in numbered], [number for number, _ in numbered], unit)
 
 
 def read_split(data: str | Path, split: str) -> Table:
-    """Read one split of the data that --data names; a single file is any split."""
+    """Read one split of --data; a single file serves as any split."""
     return open_splits(data, file_is=split).read(split)

@@ -1,4 +1,4 @@
-"""One tokenizer for every family: texts to ids and back, loaded from a tokenizer.json or a BERT vocab.txt."""
+"""The tokenizer of all families: texts to ids and back, loaded from a tokenizer.json or a BERT vocab.txt."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bertsmith.errors import InputError
 
 TokenizerContent: TypeAlias = dict[str, Any]
-"""The content of a tokenizer.json, or a part of it."""
+"""The content of a tokenizer.json, or one of its sections."""
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -30,7 +30,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
         for name in ("tokenizer.json", "vocab.txt"):
             if (path / name).is_file():
                 return read_backend(path / name)
-        raise InputError(f"tokenizer folder {str(path)!r} holds neither tokenizer.json nor vocab.txt")
+        raise InputError(f"tokenizer folder {str(path)!r} has neither tokenizer.json nor vocab.txt")
     if path.suffix == ".json":
         return _read_json(path)
     if path.suffix == ".txt":
@@ -39,7 +39,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def bert_template(start: int, separator: int) -> processors.TemplateProcessing:
-    """The layout [CLS] a [SEP] b [SEP] with type 0 up to the first [SEP] and 1 after it."""
+    """Return the template [CLS] a [SEP] b [SEP] with type 0 up to the first [SEP] and 1 after it."""
     return processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
@@ -51,17 +51,17 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
         if not isinstance(json.loads(text), dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
         return tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # the library raises bare exceptions, and panics
+    except BaseException as error:  # the library raises bare exceptions, and Rust panics
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"tokenizer file {str(path)!r} is not a usable tokenizer.json: {reason}") from None
 
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
-    """BERT's WordPiece tokenizer with a vocabulary of one token per line."""
+    """Read BERT's WordPiece tokenizer from a vocabulary with one token per line."""
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
     vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
     missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]
     if missing:
-        raise InputError(f"tokenizer file {str(path)!r} lacks {', '.join(missing)}; it must hold one piece per line")
+        raise InputError(f"tokenizer file {str(path)!r} lacks {', '.join(missing)}; it must have one token per line")
     settings = _bert_settings(path.parent / "tokenizer_config.json")
     backend = tokenizers.Tokenizer(
         models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100, continuing_subword_prefix="##")
@@ -90,19 +90,19 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
 
 
 def _bert_settings(path: Path) -> dict[str, bool | None]:
-    """The three settings of BERT's normalizer, from a tokenizer_config.json if there is one."""
+    """Return the settings of BERT's normalizer, read from tokenizer_config.json if it exists."""
     settings: dict[str, bool | None] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
     if not path.is_file():
         return settings
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"file {str(path)!r} is not valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise InputError(f"file {str(path)!r} must hold one JSON object")
+    if not isinstance(config, dict):
+        raise InputError(f"file {str(path)!r} must be a JSON object")
     for name in settings:
-        if name in given:
-            value = given[name]
+        if name in config:
+            value = config[name]
             if not (isinstance(value, bool) or (name == "strip_accents" and value is None)):
                 raise InputError(f"file {str(path)!r}: {name} is {value!r}; it must be true or false")
             settings[name] = value
@@ -129,13 +129,13 @@ class PairFrame(NamedTuple):
 
 
 class Tokenizer:
-    """Texts to token ids, with special tokens found by their role; padding is always on the right.
+    """Encodes texts as token ids and finds special tokens by their role; padding is always on the right.
 
-    Threads may share it, and it is cheap to send to another process.
+    It is thread-safe, and cheap to pickle.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        # files carry padding and truncation of their last use; here they are arguments of `encode`
+        # files may contain padding and truncation settings; here they are arguments of `encode`
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -185,17 +185,17 @@ class Tokenizer:
         token = self._roles.get(role)
         if token is None:
             names = " or ".join(ROLES[role])
-            raise InputError(f"the tokenizer has no {role} token; its vocabulary must hold {names}")
+            raise InputError(f"the tokenizer has no {role} token; its vocabulary must contain {names}")
         return token
 
     @cached_property
     def _roles(self) -> dict[str, int]:
-        found = {}
+        roles = {}
         for role, names in ROLES.items():
             ids = (self.vocabulary[name] for name in names if name in self.vocabulary)
-            if (token := next(ids, None)) is not None:
-                found[role] = token
-        return found
+            if (token_id := next(ids, None)) is not None:
+                roles[role] = token_id
+        return roles
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -205,12 +205,12 @@ class Tokenizer:
 
     @property
     def normalizer(self) -> normalizers.Normalizer | None:
-        """The normaliser of the backend."""
+        """The backend's normalizer."""
         return self._backend.normalizer
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of special tokens, sorted: those with a role and every added token marked as special."""
+        """Sorted ids of special tokens: tokens with a role and added tokens marked as special."""
         added = self._backend.get_added_tokens_decoder()
         return tuple(sorted({*self._roles.values(), *(token for token, content in added.items() if content.special)}))
 
@@ -233,34 +233,34 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> np.ndarray:
-        """Which tokens begin a word; special tokens count as words.
+        """Mask of tokens that begin a word; special tokens count as words.
 
         Shape: (size,), bool
         """
         starts = np.ones(self.size, dtype=bool)
         continuing, leading = self._word_marks()
         special = set(self.special_ids)
-        for piece, token in self.vocabulary.items():
-            if token in special:
+        for token, token_id in self.vocabulary.items():
+            if token_id in special:
                 continue
             if continuing:
-                starts[token] = not piece.startswith(continuing)
+                starts[token_id] = not token.startswith(continuing)
             elif leading:
-                starts[token] = piece.startswith(leading)
+                starts[token_id] = token.startswith(leading)
         return starts
 
     def _word_marks(self) -> tuple[str, str]:
-        """Prefix of tokens that continue a word, and of those that begin one; at most one is not empty."""
+        """Return the prefixes of tokens that continue a word and that begin a word; at most one is not empty."""
         model = self.content["model"]
         if model.get("continuing_subword_prefix"):
             return model["continuing_subword_prefix"], ""
         if model["type"] == "WordLevel":
             return "", ""
-        # the normaliser may add the prefix as well as the pre-tokenizer: search both
-        before = json.dumps([self.content["normalizer"], self.content["pre_tokenizer"]], ensure_ascii=False)
-        if '"ByteLevel"' in before:
+        # either the normalizer or the pre-tokenizer may add the prefix
+        steps = json.dumps([self.content["normalizer"], self.content["pre_tokenizer"]], ensure_ascii=False)
+        if '"ByteLevel"' in steps:
             return "", "Ġ"
-        return ("", "▁") if model["type"] == "Unigram" or "▁" in before else ("", "")
+        return ("", "▁") if model["type"] == "Unigram" or "▁" in steps else ("", "")
 
     @overload
     def encode(
@@ -298,12 +298,12 @@ class Tokenizer:
         if pairs is not None:
             _check_texts("pairs", pairs)
             if len(pairs) != len(texts):
-                raise InputError(f"pairs holds {len(pairs)} texts and texts holds {len(texts)}; they must be as many")
+                raise InputError(f"pairs has length {len(pairs)} and texts {len(texts)}; they must have equal lengths")
             inputs = list(zip(texts, pairs, strict=True))
         if max_length is not None:
             needed = self._backend.num_special_tokens_to_add(pairs is not None) + 1
             if max_length < needed:
-                raise InputError(f"max_length is {max_length}; at least {needed} is needed to hold the special tokens")
+                raise InputError(f"max_length is {max_length}; at least {needed} is needed for the special tokens")
         encodings = self._encode(inputs, max_length, add_special_tokens=True)
         rows = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
         types = [np.asarray(encoding.type_ids, dtype=np.int64) for encoding in encodings]
@@ -324,12 +324,12 @@ class Tokenizer:
         }
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text without special tokens, not truncated."""
+        """Return the token ids of each text without special tokens, not truncated."""
         _check_texts("texts", texts)
         return [encoding.ids for encoding in self._encode(list(texts), None, add_special_tokens=False)]
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Token ids of each text without special tokens, and their character offsets.
+        """Return the token ids of each text without special tokens, and their character offsets.
 
         Shape: (tokens,) and (tokens, 2), int32.
         """
@@ -338,37 +338,37 @@ class Tokenizer:
         return [(np.array(row.ids, np.int32), np.array(row.offsets, np.int32).reshape(-1, 2)) for row in rows]
 
     def pair_frame(self) -> PairFrame:
-        """Special tokens and types of a pair of texts."""
+        """Return the special tokens and types of a pair of texts."""
         (row,) = self._encode([("a", "a")], None, has_words=True, add_special_tokens=True)
         texts, ids, types = row.sequence_ids, row.ids, row.type_ids
         if 0 not in texts or 1 not in texts or texts[0] is not None:
-            raise InputError("the tokenizer puts no special token before a pair of texts; one such as [CLS] is needed")
+            raise InputError("the tokenizer adds no special token before a pair of texts; one such as [CLS] is needed")
         first, second = texts.index(0), texts.index(1)
         first_end = len(texts) - texts[::-1].index(0)
         second_end = len(texts) - texts[::-1].index(1)
         between, after = ids[first_end:second], ids[second_end:]
-        kinds = (types[0], types[first], types[second - 1], types[second], types[-1])
-        return PairFrame(ids[:first], between, after, kinds)
+        type_ids = (types[0], types[first], types[second - 1], types[second], types[-1])
+        return PairFrame(ids[:first], between, after, type_ids)
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int]]:
-        """Token ids of all words, each encoded as a separate text, and the index of the word of every token."""
+        """Return the token ids of words, each encoded as a separate text, and the word index of every token."""
         (encoding,) = self._encode([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
         return encoding.ids, cast(list[int], encoding.word_ids)  # only special tokens have no word
 
     def split_words(self, texts: Sequence[str]) -> list[list[list[str]]]:
-        """Tokens of every word of each text; words are the units of the pre-tokenizer."""
+        """Return the tokens of every word of each text; words are the units of the pre-tokenizer."""
         _check_texts("texts", texts)
         rows = self._encode(list(texts), None, has_words=True, add_special_tokens=False)
         pairs = (zip(row.word_ids, row.tokens, strict=True) for row in rows)
-        return [[[piece for _, piece in word] for _, word in groupby(row, itemgetter(0))] for row in pairs]
+        return [[[token for _, token in word] for _, word in groupby(row, itemgetter(0))] for row in pairs]
 
-    def spell(self, piece: str) -> list[int]:
-        """Ids of the letters of a token of another vocabulary, prefix included."""
+    def spell(self, token: str) -> list[int]:
+        """Encode a token of another vocabulary, prefix included; empty if its letters are unknown."""
         model = self.content["model"]
         if model["type"] != "WordPiece":
-            return [token.id for token in self._backend.model.tokenize(piece)]
+            return [part.id for part in self._backend.model.tokenize(token)]
         prefix = model["continuing_subword_prefix"]
-        mark, letters = (prefix, piece.removeprefix(prefix)) if piece.startswith(prefix) else ("", piece)
+        mark, letters = (prefix, token.removeprefix(prefix)) if token.startswith(prefix) else ("", token)
         ids: list[int] = []
         while letters:
             length = next((end for end in range(len(letters), 0, -1) if mark + letters[:end] in self.vocabulary), 0)
@@ -386,7 +386,7 @@ class Tokenizer:
         has_words: bool = False,
         **settings: bool,
     ) -> list[tokenizers.Encoding]:
-        # truncation is a state of the backend, which must not change while another thread encodes
+        # truncation is state of the backend and must not change while another thread encodes
         with self._lock:
             if max_length != self._truncation:
                 if max_length is None:
@@ -402,15 +402,15 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text, without special tokens."""
-        text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=True)
+        text: str = self._backend.decode([int(token_id) for token_id in ids], skip_special_tokens=True)
         return text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """The token of each id; empty for an id outside the vocabulary."""
-        return [self._backend.id_to_token(int(token)) or "" for token in ids]
+        """Return the token of each id; empty for an id outside the vocabulary."""
+        return [self._backend.id_to_token(int(token_id)) or "" for token_id in ids]
 
     def save(self, folder: str | Path) -> Path:
-        """Write tokenizer.json into `folder`, complete or not at all, and return its path."""
+        """Write tokenizer.json into `folder` atomically and return its path."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tokenizer.json"
@@ -422,7 +422,7 @@ class Tokenizer:
 
 def _check_texts(name: str, texts: Sequence[str]) -> None:
     if isinstance(texts, str):
-        raise InputError(f"{name} is one string; it must be a list of strings")
+        raise InputError(f"{name} is a string; it must be a list of strings")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"{name}[{index}] is a {type(text).__name__}; it must be a string")

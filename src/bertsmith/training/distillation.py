@@ -23,7 +23,7 @@ from bertsmith.objectives.distillation.terms import CosineTerm, LabelTerm, Outpu
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.settings import Record
 from bertsmith.tasks.base import Evaluation, Task
-from bertsmith.tasks.degenerate import unfitness
+from bertsmith.tasks.degenerate import mismatch_reason
 from bertsmith.tasks.predictor import TASK_FILE, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
@@ -135,7 +135,7 @@ def width_head(
 def evaluate_teacher(teacher: Model, evaluator: Evaluator, folder: str) -> Evaluation:
     """How good the teacher is on dev; a sentence if it cannot have been trained for this task."""
     evaluation = evaluator.evaluate(teacher)
-    trouble = unfitness(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
+    trouble = mismatch_reason(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
     if trouble is not None:
         raise InputError(f"distillation.teacher {folder!r} {trouble}; allowed: a model fine-tuned for this task")
     return evaluation

@@ -34,7 +34,7 @@ from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
-from bertsmith.tasks.notices import data_notices, length_notices, without_empty
+from bertsmith.tasks.notices import data_notices, drop_empty_rows, length_notices
 from bertsmith.tasks.predictor import TaskRecord
 from bertsmith.tasks.translation import Translation, pairs_of, require_decoder
 from bertsmith.text.rows import Table
@@ -290,7 +290,7 @@ class Finetuning:
 
 def read_data(settings: AnySettings, train: Table, dev: Table, notices: Sequence[str] = ()) -> TaskData:
     """Read and check the examples of both splits; `notices` come before those about the rows."""
-    train, left_out = without_empty(settings.task, train)
+    train, left_out = drop_empty_rows(settings.task, train)
     settings = settings.changed(task=settings.task.resolve(train))
     tables = {"train": train, "dev": dev}
     examples = {split: settings.task.examples(table) for split, table in tables.items()}

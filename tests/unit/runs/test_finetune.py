@@ -13,7 +13,7 @@ from bertsmith.checkpoint.files import read_tensors
 from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.degenerate import answers_alike
+from bertsmith.tasks.degenerate import has_constant_answers
 from bertsmith.text.rows import table_of
 from bertsmith.toml import read_toml
 from bertsmith.training.display import Display
@@ -157,9 +157,9 @@ def test_one_answer_to_everything_is_pointed_out() -> None:
     task = Classification(labels=("a", "b"))
     table = table_of([{"text": "x", "label": "a"}, {"text": "y", "label": "b"}], "dev")
     examples = task.examples(table)
-    assert answers_alike(task, examples, [{"answer": "a"}, {"answer": "a"}])
-    assert not answers_alike(task, examples, [{"answer": "a"}, {"answer": "b"}])
-    assert not answers_alike(task, examples[:1], [{"answer": "a"}])
+    assert has_constant_answers(task, examples, [{"answer": "a"}, {"answer": "a"}])
+    assert not has_constant_answers(task, examples, [{"answer": "a"}, {"answer": "b"}])
+    assert not has_constant_answers(task, examples[:1], [{"answer": "a"}])
 
 
 def test_a_degenerate_run_says_so(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -13,7 +13,7 @@ from bertsmith.answers.tagging import TaggedWords
 from bertsmith.errors import InputError
 from bertsmith.runs.predict import format_answer
 from bertsmith.tasks.choice import Choice
-from bertsmith.tasks.degenerate import answers_alike
+from bertsmith.tasks.degenerate import has_constant_answers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.training import display
 
@@ -72,12 +72,12 @@ def test_a_folder_without_a_model_or_a_task(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is not the folder of a model: it has no config.json"):
         tune(data, tmp_path / "run", model=data)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"has no train.jsonl .*; it holds no such file"):
+    with pytest.raises(InputError, match=r"has no train.jsonl .*; it has no such file"):
         tune(tmp_path / "empty", tmp_path / "run")
     write_task(tmp_path / "several" / "one")
     (tmp_path / "several" / "two").mkdir()
     (tmp_path / "several" / "two" / "train.jsonl").write_text('{"other": [1]}\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"has no part of a task: a file train, dev or test"):
+    with pytest.raises(InputError, match=r"has no split of a task: a file train, dev or test"):
         tune(tmp_path / "several", tmp_path / "run")
 
 
@@ -91,8 +91,8 @@ def test_true_and_false_are_labels(tmp_path: Path) -> None:
 def test_one_tag_for_all_words_is_degenerate() -> None:
     task = Tagging(labels=("O", "B-X"))
     examples = [TaggedWords(words=("a", "b"), tags=(0, 1)), TaggedWords(words=("c",), tags=(0,))]
-    assert answers_alike(task, examples, [{"answer": ["O", "O"]}, {"answer": ["O"]}])
-    assert not answers_alike(task, examples, [{"answer": ["O", "B-X"]}, {"answer": ["O"]}])
+    assert has_constant_answers(task, examples, [{"answer": ["O", "O"]}, {"answer": ["O"]}])
+    assert not has_constant_answers(task, examples, [{"answer": ["O", "B-X"]}, {"answer": ["O"]}])
 
 
 def test_printed_answers_are_short() -> None:

@@ -187,7 +187,7 @@ def test_a_file_without_dev_is_divided_and_told_of(tmp_path: Path, capsys: pytes
     assert told["train"]["rows"] + told["dev"]["rows"] == 40
     assert told["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
     said = " ".join(capsys.readouterr().err.split())
-    assert "there is no dev split: 4 rows are held out of 41, with each label's share" in said
+    assert "there is no dev split: 4 rows are held out of 41 for evaluation, stratified by label" in said
     assert all(" ".join(notice.split()) in said for notice in told["notices"])
     assert result.predict([""])[0] in ("no", "yes")
     assert bertsmith.evaluate(tmp_path / "run", data=str(tmp_path / "mine.csv"), out=tmp_path / "e")["examples"] == 41

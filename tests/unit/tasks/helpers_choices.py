@@ -1,4 +1,4 @@
-"""A fine-tuning of a few steps, and tokenizers to make sequences with."""
+"""Short fine-tuning runs and small tokenizers for task tests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,14 +23,14 @@ SMALL = (
 WORDS = ("red", "green", "blue", "iron", "gold", "rain", "snow", "wind", "tree", "bird", "fish", "stone")
 
 
-def finetuned(
-    rows: Sequence[Any], task: str | None = None, settings: Sequence[str] = (), epochs: int = 1, **more: Any
+def finetune_small(
+    rows: Sequence[Any], task: str | None = None, settings: Sequence[str] = (), epochs: int = 1, **arguments: Any
 ) -> FinetuneResult:
-    asked = [*SMALL, f"run.epochs={epochs}", *settings]
-    more.setdefault("dev", rows)  # whether it learns is what is asked here
-    found = bertsmith.finetune("bert-tiny", train=rows, task=task, set=asked, device="cpu", **more)
-    assert isinstance(found, FinetuneResult)
-    return found
+    overrides = [*SMALL, f"run.epochs={epochs}", *settings]
+    arguments.setdefault("dev", rows)  # these tests check that the model fits its data
+    result = bertsmith.finetune("bert-tiny", train=rows, task=task, set=overrides, device="cpu", **arguments)
+    assert isinstance(result, FinetuneResult)
+    return result
 
 
 def encoding(texts: Sequence[str], length: int = 32, kind: str = "wordpiece") -> Encoding:

@@ -1,8 +1,8 @@
-"""Choices: the forms of rows, what is cut, answers, a run that learns them."""
+"""Multiple choice: row formats, truncation, answers, and a training run."""
 
 import numpy as np
 import pytest
-from helpers_choices import WORDS, encoding, finetuned
+from helpers_choices import WORDS, encoding, finetune_small
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.choice import Choice
@@ -24,16 +24,16 @@ TASK = Choice(context="context", question="question")
         ({"premise": "a", "choice1": "b", "choice2": "c", "label": 0}, {"context": "premise", "choices": "choice"}),
     ],
 )
-def test_recognised_forms(row: dict[str, object], columns: dict[str, str]) -> None:
+def test_row_formats_are_recognised(row: dict[str, object], columns: dict[str, str]) -> None:
     assert recognise(table_of([row], "train"), None, [], {}) == {"kind": "choice", **columns, "label": "label"}
 
 
-def test_other_tasks_are_not_choices() -> None:
+def test_other_tasks_are_not_recognised_as_choice() -> None:
     assert Choice.find_columns({"question": "a", "passage": "b", "label": 1}) is None
     assert Choice.find_columns({"choices": ["a", "b"], "label": 1}) is None
 
 
-def test_swag_goes_on_from_its_second_sentence() -> None:
+def test_swag_choices_continue_the_second_sentence() -> None:
     task = Choice(context="sent1", start="sent2", choices="ending")
     (example,) = task.examples(table_of([SWAG], "train"))
     assert (example.context, example.choices) == ("red", ("iron gold", "iron rain", "iron snow"))
@@ -41,13 +41,13 @@ def test_swag_goes_on_from_its_second_sentence() -> None:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
-def test_sequences_are_pairs_as_the_tokenizer_makes_them(kind: str) -> None:
+def test_sequences_equal_the_tokenizers_pairs(kind: str) -> None:
     rows = [DIALOGUE, {**DIALOGUE, "choices": ["fish", "stone", "tree"], "label": "C"}]
-    task, made = TASK.resolve(table_of(rows, "train")), encoding(WORDS, kind=kind)
+    task, text_encoding = TASK.resolve(table_of(rows, "train")), encoding(WORDS, kind=kind)
     examples = task.examples(table_of(rows, "train"))
-    features = task.features(examples, made)
+    features = task.features(examples, text_encoding)
     choices = [choice for row in rows for choice in row["choices"]]  # type: ignore[attr-defined]
-    expected = made.tokenizer.encode(["red iron gold rain snow"] * 5, choices, padding=False)
+    expected = text_encoding.tokenizer.encode(["red iron gold rain snow"] * 5, choices, padding=False)
     assert features.types is not None
     for index in range(5):
         assert features.tokens[index].tolist() == expected["input_ids"][index].tolist()
@@ -68,49 +68,49 @@ def test_sequences_are_pairs_as_the_tokenizer_makes_them(kind: str) -> None:
         (4, "end", "", "tree"),
     ],
 )
-def test_the_context_is_cut_first(length: int, keep: str, before: str, after: str) -> None:
-    task, made = TASK.changed(keep=keep), encoding(WORDS, length)
-    features = task.features(task.examples(table_of([DIALOGUE], "train")), made)
-    expected = made.tokenizer.encode([before], [after], padding=False)["input_ids"][0]
+def test_context_is_truncated_first(length: int, keep: str, before: str, after: str) -> None:
+    task, text_encoding = TASK.changed(keep=keep), encoding(WORDS, length)
+    features = task.features(task.examples(table_of([DIALOGUE], "train")), text_encoding)
+    expected = text_encoding.tokenizer.encode([before], [after], padding=False)["input_ids"][0]
     assert features.tokens[1].tolist() == expected.tolist()
     assert len(features.tokens[1]) == length
     assert features.cut == (1 if length == 9 else 2)
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
-        ({"choices": ["one"]}, "train row 1: 'choices' holds 1 choices; at least 2 are needed"),
-        ({"choices": "one, two"}, "train row 1: 'choices' is 'one, two'; a list of texts is needed"),
-        ({"choices": ["one", None]}, r"train row 1: 'choices' is \['one', None\]; a list of texts"),
-        ({"label": 2}, "train row 1: 'label' is 2; the row has 2 choices: 0 to 1, or A to B"),
+        ({"choices": ["one"]}, "train row 1: 'choices' has 1 choices; at least 2 are needed"),
+        ({"choices": "one, two"}, "train row 1: 'choices' is 'one, two'; it must be a list of texts"),
+        ({"choices": ["one", None]}, r"train row 1: 'choices' is \['one', None\]; it must be a list of texts"),
+        ({"label": 2}, "train row 1: 'label' is 2; the row has 2 choices; allowed: 0 to 1, or A to B"),
         ({"label": "C"}, "train row 1: 'label' is 'C'; the row has 2 choices"),
         ({"label": None}, "train row 1: 'label' is None"),
         ({"label": True}, "train row 1: 'label' is True"),
         ({"context": [1]}, "train row 1: field 'context' is list; it must be a string"),
     ],
 )
-def test_bad_rows_are_named(change: dict[str, object], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_rows_raise(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         TASK.examples(table_of([DIALOGUE, {**DIALOGUE, **change}], "train"))
 
 
-def test_columns_are_asked_for() -> None:
-    with pytest.raises(InputError, match=r"task\.context and task\.question are not given"):
+def test_missing_columns_raise() -> None:
+    with pytest.raises(InputError, match=r"task\.context and task\.question are not set"):
         Choice().resolve(table_of([DIALOGUE], "train"))
     with pytest.raises(InputError, match=r"train row 0 has no field 'ends'"):
         TASK.changed(choices="ends").examples(table_of([DIALOGUE], "train"))
 
 
-def test_a_run_learns_choices_of_any_number() -> None:
+def test_training_with_varying_numbers_of_choices() -> None:
     draw = np.random.default_rng(0)
     rows = []
     for index in range(60):
         words = draw.permutation(WORDS)[: 2 + index % 3].tolist()
-        right = index % len(words)
-        words[right] = f"{words[right]} red"
-        rows.append({"context": "which is red", "choices": words, "label": right})
-    result = finetuned(rows, epochs=6)
+        label = index % len(words)
+        words[label] = f"{words[label]} red"
+        rows.append({"context": "which is red", "choices": words, "label": label})
+    result = finetune_small(rows, epochs=6)
     assert result["metric"] == "accuracy"
     assert result["score"] > 90
     (details,) = result.predictor.details([("which is red", ["iron", "gold red", "wind", "snow"])])

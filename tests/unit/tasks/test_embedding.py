@@ -1,4 +1,4 @@
-"""Vectors of texts: what columns say, targets, answers, and a run for every loss."""
+"""Text embedding: columns, targets, answers, and a training run for every loss."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_choices import WORDS, encoding, finetuned
+from helpers_choices import WORDS, encoding, finetune_small
 
 import bertsmith
 from bertsmith.answers.embedding import EmbeddingExample
@@ -33,8 +33,7 @@ ROWS = {"positives": POSITIVES, "triples": TRIPLES, "graded": GRADED, "binary": 
 
 def resolve(rows: list[dict[str, Any]], **settings: Any) -> TextEmbedding:
     table = table_of(rows, "train")
-    found = recognise(table, "embedding", [], settings)
-    return TextEmbedding.parse(found).resolve(table)
+    return TextEmbedding.parse(recognise(table, "embedding", [], settings)).resolve(table)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,14 @@ def resolve(rows: list[dict[str, Any]], **settings: Any) -> TextEmbedding:
         ("texts", "dropout", InBatch),
     ],
 )
-def test_the_loss_is_found_from_the_columns(form: str, loss: str, objective: type) -> None:
+def test_default_loss_depends_on_the_columns(form: str, loss: str, objective: type) -> None:
     task = resolve(ROWS[form])
     assert task.loss == loss
     assert type(task.objective([])) is objective
     assert TextEmbedding.parse(task.plain()) == task
 
 
-def test_recognised_by_anchors_only() -> None:
+def test_only_anchor_columns_are_recognised() -> None:
     assert recognise(table_of(TRIPLES, "train"), None, [], {}) == {
         "kind": "embedding",
         "text": "anchor",
@@ -64,7 +63,7 @@ def test_recognised_by_anchors_only() -> None:
     assert [TextEmbedding.find_columns(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
 
 
-def test_values_lie_between_0_and_1() -> None:
+def test_scores_are_rescaled_to_0_to_1() -> None:
     task = resolve(GRADED)
     assert {example.value for example in task.examples(table_of(GRADED, "train"))} == {0.0, 1.0}
     assert task.examples(table_of([{**GRADED[0], "label": 2}], "dev"))[0].value == 0.5
@@ -73,7 +72,7 @@ def test_values_lie_between_0_and_1() -> None:
     assert wider.objective([]) == Ranking(scale=7.0)
 
 
-def test_targets() -> None:
+def test_targets_identify_equal_texts() -> None:
     task = resolve(TRIPLES)
     examples = [EmbeddingExample(("red", "iron", "gold")), EmbeddingExample(("iron", "rain", "red"))]
     features = task.features(examples, encoding(WORDS))
@@ -83,25 +82,25 @@ def test_targets() -> None:
     assert features.tokens[1].tolist() == features.tokens[3].tolist()
 
 
-def test_only_likes_are_learned_in_batch() -> None:
+def test_in_batch_trains_on_similar_pairs_only() -> None:
     task = resolve(BINARY, loss="in_batch")
     examples = task.examples(table_of(BINARY, "train"))
-    kept = task.augment(examples)
-    assert 0 < len(kept) < len(examples)
-    assert {example.value for example in kept} == {1.0}
-    left = len(examples) - len(kept)
-    assert task.notices(examples) == [f"{left} of {len(examples)} training pairs are not alike and are left out"]
+    similar = task.augment(examples)
+    assert 0 < len(similar) < len(examples)
+    assert {example.value for example in similar} == {1.0}
+    dropped = len(examples) - len(similar)
+    assert task.notices(examples) == [f"{dropped} of {len(examples)} training pairs are not similar and are left out"]
 
 
-def test_dropout_learns_from_every_text_once() -> None:
+def test_dropout_pairs_every_text_with_itself_once() -> None:
     task = resolve(GRADED, loss="dropout")
-    learned = task.augment(task.examples(table_of(GRADED, "train")))
-    assert all(first == second for first, second in (example.texts for example in learned))
-    assert len({example.texts for example in learned}) == len(learned)
-    assert all(math.isnan(example.value) for example in learned)
+    pairs = task.augment(task.examples(table_of(GRADED, "train")))
+    assert all(first == second for first, second in (example.texts for example in pairs))
+    assert len({example.texts for example in pairs}) == len(pairs)
+    assert all(math.isnan(example.value) for example in pairs)
 
 
-def test_texts_may_be_evaluated_on_pairs() -> None:
+def test_single_texts_are_evaluated_on_pairs() -> None:
     task = resolve(TEXTS)
     examples = task.examples(table_of(GRADED, "dev"))
     assert [len(example.texts) for example in examples] == [2] * len(GRADED)
@@ -110,42 +109,46 @@ def test_texts_may_be_evaluated_on_pairs() -> None:
     assert evaluation.score == pytest.approx(100)
 
 
-def test_pairs_may_be_evaluated_on_numbers_elsewhere(tmp_path: Path) -> None:
+def test_positives_are_evaluated_on_scored_pairs_of_another_file(tmp_path: Path) -> None:
     rows = [{**row, "label": 0.5 * index} for index, row in enumerate(GRADED)]
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = finetuned(POSITIVES, dev=tmp_path / "dev.jsonl", out=tmp_path / "run")
+    result = finetune_small(POSITIVES, dev=tmp_path / "dev.jsonl", out=tmp_path / "run")
     assert result["metric"] == "spearman"
     answers = [json.loads(line) for line in (tmp_path / "run" / "dev.predictions.jsonl").read_text().splitlines()]
     assert not any("rank" in answer for answer in answers)
     task = Predictor.load(tmp_path / "run").task
     assert [example.value for example in task.examples(table_of(rows, "dev"))] == pytest.approx(np.linspace(0, 1, 11))
     with pytest.raises(InputError, match="rows of dev are given as well"):
-        finetuned(POSITIVES, dev=POSITIVES, settings=["dev=elsewhere"])
+        finetune_small(POSITIVES, dev=POSITIVES, settings=["dev=elsewhere"])
 
 
 @pytest.mark.parametrize(
-    ("rows", "settings", "sentence"),
+    ("rows", "settings", "message"),
     [
-        ([{**BINARY[0], "label": 2}, *BINARY], {}, "has the labels 0, 1, 2; say with task.alike"),
-        (BINARY, {"alike": ["yes"]}, "task.alike is yes, and no row of train has that in 'label'; it has 0, 1"),
+        ([{**BINARY[0], "label": 2}, *BINARY], {}, "has the labels 0, 1, 2; set task.alike"),
+        (
+            BINARY,
+            {"alike": ["yes"]},
+            "task.alike is yes, but no row of train has such a label in 'label'; its labels are 0, 1",
+        ),
         (
             [*GRADED, {**GRADED[0], "label": "much"}],
             {},
             "train row 11: field 'label' is 'much'; it must be a finite number",
         ),
-        ([*BINARY, {**BINARY[0], "label": None}], {}, "train row 11: 'label' is null; a label is a word"),
+        ([*BINARY, {**BINARY[0], "label": None}], {}, "train row 11: 'label' is null; a label must be a string"),
         (TEXTS, {"loss": "in_batch"}, "task.loss is 'in_batch', which needs task.pair"),
         (POSITIVES, {"loss": "ranking"}, "task.loss is 'ranking', which needs task.label"),
-        ([{"words": "a"}], {}, "train has the columns words; name that of the text with --column text="),
-        ([GRADED[-1]], {}, "column 'label' goes from 1 to 1; at least 2 different numbers"),
+        ([{"words": "a"}], {}, "train has the columns words; select the text with --column text="),
+        ([GRADED[-1]], {}, "column 'label' ranges from 1 to 1; at least 2 different numbers"),
     ],
 )
-def test_what_cannot_be_learned_is_named(rows: list[dict[str, Any]], settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
+def test_invalid_data_or_settings_raise(rows: list[dict[str, Any]], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
         resolve(rows, **settings)
 
 
-def test_bad_rows_are_named() -> None:
+def test_invalid_rows_raise() -> None:
     task = resolve(POSITIVES)
     with pytest.raises(InputError, match=r"dev row 0 has no field 'positive'"):
         task.examples(table_of([{"anchor": "a"}], "dev"))
@@ -158,12 +161,12 @@ METRICS = {"positives": "mrr", "triples": "mrr", "graded": "spearman", "binary":
 
 
 @pytest.mark.parametrize(("form", "loss"), CASES)
-def test_a_run_learns_vectors(form: str, loss: str | None) -> None:
-    asked = ["model.overrides.dropout=0.1"] if loss == "dropout" or form == "texts" else []
-    asked += [] if loss is None else [f"task.loss={loss}"]
-    result = finetuned(ROWS[form], "embedding", ["task.kind=embedding", *asked], epochs=8)
+def test_training_with_every_loss(form: str, loss: str | None) -> None:
+    settings = ["model.overrides.dropout=0.1"] if loss == "dropout" or form == "texts" else []
+    settings += [] if loss is None else [f"task.loss={loss}"]
+    result = finetune_small(ROWS[form], "embedding", ["task.kind=embedding", *settings], epochs=8)
     assert result["metric"] == METRICS.get(form, "uniformity")
-    # texts alone have no right answer, and copies of a text teach nothing about the order of its words
+    # single texts have no target, and pairs of equal texts do not train word order
     assert result["score"] > (0 if form == "texts" or loss == "dropout" else 80)
     texts = ["red iron", "gold", "rain snow wind"]
     vectors = torch.tensor(result.predict(texts))
@@ -173,9 +176,9 @@ def test_a_run_learns_vectors(form: str, loss: str | None) -> None:
     assert cosine == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
 
 
-def test_encode_reads_the_head_that_was_learned(tmp_path: Path) -> None:
-    asked = ["head.pooling=first", "head.features.layers=2", 'head.features.combine="concatenate"']
-    finetuned(TRIPLES, settings=["model.overrides.layers=2", *asked], out=tmp_path / "run")
+def test_encode_uses_the_trained_head(tmp_path: Path) -> None:
+    head = ["head.pooling=first", "head.features.layers=2", 'head.features.combine="concatenate"']
+    finetune_small(TRIPLES, settings=["model.overrides.layers=2", *head], out=tmp_path / "run")
     model = bertsmith.load(tmp_path / "run")
     vectors = model.encode(["red iron", "gold"])
     predictor = Predictor.load(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The nine tasks of GLUE: official files read, answers written byte for byte, the paper's average."""
+"""GLUE: official files, predictions in the server's format byte for byte, and the average of the paper."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ WIDE = [f"c{number}" for number in range(8)]
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "file", "content"),
+    ("name", "predicted", "file", "content"),
     [
         ("CoLA", ["1", "0"], "CoLA.tsv", "index\tprediction\n0\t1\n1\t0\n"),
         ("SST-2", [0, 1], "SST-2.tsv", "index\tprediction\n0\t0\n1\t1\n"),
@@ -36,16 +36,16 @@ WIDE = [f"c{number}" for number in range(8)]
         ("WNLI", ["1"], "WNLI.tsv", "index\tprediction\n0\t1\n"),
     ],
 )
-def test_files_are_what_the_server_takes(name: str, said: list[Any], file: str, content: str) -> None:
-    assert glue_file(name, said) == {file: content}
+def test_prediction_files_have_the_servers_format(name: str, predicted: list[Any], file: str, content: str) -> None:
+    assert glue_file(name, predicted) == {file: content}
 
 
-def test_no_file_for_labels_that_are_not_of_glue() -> None:
+def test_no_file_for_labels_outside_glue() -> None:
     assert glue_file("MRPC", ["good", "bad"]) == {}
     assert glue_file("imdb", ["1"]) == {}
 
 
-def test_settings_follow_the_name_of_the_folder() -> None:
+def test_settings_depend_on_the_folder_name() -> None:
     assert glue_settings("/data/glue/MRPC", "classification") == {"name": "MRPC", "metric": "f1"}
     assert glue_settings(Path("cola"), "classification") == {"name": "CoLA", "metric": "matthews"}
     assert glue_settings("STS-B", "regression") == {"name": "STS-B", "metric": "spearman"}
@@ -55,14 +55,14 @@ def test_settings_follow_the_name_of_the_folder() -> None:
         assert task.kind == "regression" or set(task.metrics) <= set(CLASS_METRICS)
 
 
-def test_recognise_fills_in_the_name_and_what_is_given_wins() -> None:
+def test_recognise_adds_the_glue_name_and_settings_override_it() -> None:
     table = table_of([{"sentence1": "a", "sentence2": "b", "label": 1}], "train")
     assert recognise(table, None, [], {}, "x/MRPC")["name"] == "MRPC"
     assert recognise(table, None, [], {"metric": "accuracy"}, "x/MRPC")["metric"] == "accuracy"
     assert "name" not in recognise(table, None, [], {}, "x/other")
 
 
-def test_classification_writes_its_file() -> None:
+def test_classification_returns_its_prediction_file() -> None:
     table = table_of([{"text": "a", "label": 0}, {"text": "b", "label": 1}], "dev")
     answers = [{"answer": "1"}, {"answer": "0"}]
     task = Classification(labels=("0", "1"), name="RTE")
@@ -81,14 +81,14 @@ def test_positive_label_by_name() -> None:
         task.changed(positive="maybe").evaluate(task.examples(table), answers)
 
 
-def test_parts_of_mnli() -> None:
+def test_mnli_splits_have_their_own_names() -> None:
     assert name_in_split("MNLI", "dev_mismatched") == "MNLI-mm"
     assert name_in_split("MNLI", "dev_matched") == "MNLI"
     assert name_in_split("RTE", "dev_mismatched") == "RTE"
     assert name_in_split(None, "dev") is None
 
 
-def written(folder: Path, file: str, *rows: list[str]) -> None:
+def write_file(folder: Path, file: str, *rows: list[str]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / file).write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -98,8 +98,8 @@ OFFICIAL = {
     "SST-2": ([["sentence", "label"]], ["fine film ", "1"], {"sentence": "fine film ", "label": 1}),
     "MRPC": (
         [["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]],
-        ["1", "7", "8", 'He said "x', "He said x"],
-        {"sentence1": 'He said "x', "sentence2": "He said x", "label": 1},
+        ["1", "7", "8", 'He predicted "x', "He predicted x"],
+        {"sentence1": 'He predicted "x', "sentence2": "He predicted x", "label": 1},
     ),
     "STS-B": ([[*WIDE]], ["0", "g", "f", "y", "5", "a", "b", "A.", "B.", "3.8"], ("A.", "B.", 3.8)),
     "QQP": ([[*WIDE]], ["1", "2", "3", "why?", "how?", "0"], ("why?", "how?", 0)),
@@ -116,15 +116,15 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
     if isinstance(expected, tuple):
         expected = dict(zip(("sentence1", "sentence2", "label"), expected, strict=True))
     split = "dev_matched.tsv" if name == "MNLI" else "dev.tsv"
-    written(tmp_path / name, split, *header, row, row)
+    write_file(tmp_path / name, split, *header, row, row)
     table = task_splits(tmp_path / name).read("dev")
     assert list(table) == [{"idx": 0, **expected}, {"idx": 1, **expected}]
     assert table.location(1).endswith(f"line {len(header) + 2}")
 
 
-def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
+def test_official_folder_is_recognised_as_a_task(tmp_path: Path) -> None:
     labels = ("not_entailment", "entailment", "not_entailment")
-    written(tmp_path / "RTE", "train.tsv", WIDE, *(["0", "P", "H", label] for label in labels))
+    write_file(tmp_path / "RTE", "train.tsv", WIDE, *(["0", "P", "H", label] for label in labels))
     table = task_splits(tmp_path / "RTE").read("train")
     task = Classification.parse(recognise(table, None, [], {}, str(tmp_path / "RTE"))).resolve(table)
     assert (task.name, task.metric, task.labels) == ("RTE", "accuracy", ("entailment", "not_entailment"))
@@ -134,28 +134,28 @@ def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
     assert files["RTE.tsv"].splitlines()[1:] == ["0\tnot_entailment", "1\tentailment", "2\tnot_entailment"]
 
 
-def test_official_test_parts_have_no_labels(tmp_path: Path) -> None:
-    written(tmp_path / "CoLA", "test.tsv", ["index", "sentence"], ["0", "A cat."])
+def test_official_test_splits_have_no_labels(tmp_path: Path) -> None:
+    write_file(tmp_path / "CoLA", "test.tsv", ["index", "sentence"], ["0", "A cat."])
     assert list(task_splits(tmp_path / "CoLA").read("test")) == [{"idx": 0, "sentence": "A cat."}]
-    written(tmp_path / "STS-B", "test.tsv", WIDE, [*WIDE[:7], "A", "B"])
+    write_file(tmp_path / "STS-B", "test.tsv", WIDE, [*WIDE[:7], "A", "B"])
     assert list(task_splits(tmp_path / "STS-B").read("test")) == [{"idx": 0, "sentence1": "A", "sentence2": "B"}]
-    written(tmp_path / "MNLI", "test_mismatched.tsv", WIDE, [*WIDE, "P", "H"])
+    write_file(tmp_path / "MNLI", "test_mismatched.tsv", WIDE, [*WIDE, "P", "H"])
     assert list(task_splits(tmp_path / "MNLI").read("test_mismatched")) == [
         {"idx": 0, "sentence1": "P", "sentence2": "H"}
     ]
 
 
-def test_broken_rows_are_named_or_where_the_official_file_has_them_left_out(tmp_path: Path) -> None:
-    written(tmp_path / "RTE", "dev.tsv", WIDE, ["0", "P", "H", "entailment"], ["1", "P"])
+def test_broken_rows_raise_but_are_skipped_in_qqp(tmp_path: Path) -> None:
+    write_file(tmp_path / "RTE", "dev.tsv", WIDE, ["0", "P", "H", "entailment"], ["1", "P"])
     with pytest.raises(InputError, match=r"line 3 has 2 columns"):
         task_splits(tmp_path / "RTE").read("dev")
-    written(tmp_path / "RTE", "train.tsv", WIDE, ["0", "P", "H", "maybe"])
+    write_file(tmp_path / "RTE", "train.tsv", WIDE, ["0", "P", "H", "maybe"])
     with pytest.raises(InputError, match=r"line 2: the label is 'maybe'; allowed: entailment, not_entailment"):
         task_splits(tmp_path / "RTE").read("train")
-    written(tmp_path / "STS-B", "train.tsv", WIDE, [*WIDE[:7], "A", "B", "high"])
+    write_file(tmp_path / "STS-B", "train.tsv", WIDE, [*WIDE[:7], "A", "B", "high"])
     with pytest.raises(InputError, match=r"line 2: the score is 'high'"):
         task_splits(tmp_path / "STS-B").read("train")
-    written(tmp_path / "QQP", "train.tsv", WIDE, ["1", "2", "3", "torn"], ["1", "2", "3", "a", "b", "1"])
+    write_file(tmp_path / "QQP", "train.tsv", WIDE, ["1", "2", "3", "torn"], ["1", "2", "3", "a", "b", "1"])
     assert list(task_splits(tmp_path / "QQP").read("train")) == [
         {"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1}
     ]
@@ -172,13 +172,13 @@ def test_broken_rows_are_named_or_where_the_official_file_has_them_left_out(tmp_
         ((86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1), 82.1),
     ],
 )
-def test_average_is_that_of_the_paper(scores: tuple[float, ...], average: float) -> None:
+def test_average_equals_the_paper(scores: tuple[float, ...], average: float) -> None:
     names = ("MNLI", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
-    given = dict(zip(names, scores, strict=True))
-    assert round(glue_average(given), 1) == average
-    assert glue_average({**given, "WNLI": 0.0}) == glue_average(given)
+    by_name = dict(zip(names, scores, strict=True))
+    assert round(glue_average(by_name), 1) == average
+    assert glue_average({**by_name, "WNLI": 0.0}) == glue_average(by_name)
 
 
-def test_average_wants_all_tasks() -> None:
-    with pytest.raises(InputError, match="lacks MNLI-mm"):
+def test_average_requires_all_tasks() -> None:
+    with pytest.raises(InputError, match="the GLUE average needs the scores of MNLI-mm"):
         glue_average(dict.fromkeys(GLUE, 1.0))

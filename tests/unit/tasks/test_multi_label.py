@@ -1,8 +1,8 @@
-"""Any number of labels: reading them, weights, answers, a run that learns them."""
+"""Multi-label classification: labels, weights, answers, and a training run."""
 
 import numpy as np
 import pytest
-from helpers_choices import WORDS, encoding, finetuned
+from helpers_choices import WORDS, encoding, finetune_small
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.data_source import recognise
@@ -18,13 +18,13 @@ ROWS = [
 TASK = MultiLabel(label="labels")
 
 
-def test_recognised_by_a_list() -> None:
+def test_lists_of_labels_are_recognised() -> None:
     found = recognise(table_of(ROWS, "train"), None, [], {})
     assert found == {"kind": "multi_label", "text": "text", "label": "labels"}
     assert MultiLabel.find_columns({"text": "a", "label": "b"}) is None
 
 
-def test_labels_and_targets() -> None:
+def test_labels_targets_and_weights() -> None:
     task = TASK.resolve(table_of(ROWS, "train"))
     assert task.labels == ("colour", "weather")
     examples = task.examples(table_of(ROWS, "train"))
@@ -36,7 +36,7 @@ def test_labels_and_targets() -> None:
     assert task.notices(examples) == ["1 of 4 training rows have no label"]
 
 
-def test_answers() -> None:
+def test_answers_are_labels_above_the_threshold() -> None:
     task = TASK.changed(labels=("colour", "weather"), threshold=0.7)
     examples = task.examples(table_of(ROWS[2:3], "dev"))
     outputs = [np.array([800.0, np.log(0.6 / 0.4)])]
@@ -48,7 +48,7 @@ def test_answers() -> None:
     assert task.error(examples[0], {"answer": ["weather"], "scores": {}}) == 0.0
 
 
-def test_strings_are_split_where_told() -> None:
+def test_strings_are_split_at_the_separator() -> None:
     rows = [{"text": "a", "labels": "x; y"}, {"text": "b", "labels": ""}]
     task = TASK.changed(separator=";").resolve(table_of(rows, "train"))
     assert [task.gold(example) for example in task.examples(table_of(rows, "train"))] == [["x", "y"], []]
@@ -57,12 +57,12 @@ def test_strings_are_split_where_told() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 3, ["a", None], [True], [""]])
-def test_what_is_no_list_of_names_is_named(value: object) -> None:
-    with pytest.raises(InputError, match=r"train row 4: 'labels' is .*; a list of names is needed"):
+def test_invalid_label_lists_raise(value: object) -> None:
+    with pytest.raises(InputError, match=r"train row 4: 'labels' is .*; it must be a list of label names"):
         TASK.resolve(table_of([*ROWS, {"text": "a", "labels": value}], "train"))
 
 
-def test_unknown_labels_are_named() -> None:
+def test_unknown_labels_raise() -> None:
     task = TASK.resolve(table_of(ROWS, "train"))
     with pytest.raises(InputError, match=r"dev row 0: 'labels' has 'colours', .*did you mean 'colour'\?"):
         task.examples(table_of([{"text": "a", "labels": ["colours"]}], "dev"))
@@ -70,13 +70,13 @@ def test_unknown_labels_are_named() -> None:
         TASK.resolve(table_of(ROWS[1:2], "train"))
 
 
-def test_a_run_learns_labels() -> None:
+def test_training_on_multiple_labels() -> None:
     rows = [
         {"text": f"{a} {b}", "labels": [name for name in ("red", "iron") if name in (a, b)]}
         for a in WORDS[:6]
         for b in WORDS[:6]
     ]
-    result = finetuned(rows * 2, epochs=6, settings=["task.label_weights=balanced"], task="multi_label")
+    result = finetune_small(rows * 2, epochs=6, settings=["task.label_weights=balanced"], task="multi_label")
     assert result["metric"] == "micro_f1"
     assert result["score"] > 80
     assert result.predict(["red iron", "green blue"]) == [["iron", "red"], []]

@@ -1,4 +1,4 @@
-"""Answer spans: rows and what is wrong with them, windows and targets, the loss in every layout, a whole run."""
+"""Extractive question answering: rows and their errors, windows and targets, the loss in every layout, a run."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from bertsmith.text.rows import table_of
 from bertsmith.text.table_files import squad_table
 
 STORY = "Anna the smith forged an iron gate in spring. Berta, her sister, mended seven lanterns near the harbour."
-ASKED = [
+QUESTIONS = [
     ("Who forged a gate?", "Anna the smith"),
     ("What did Anna forge?", "an iron gate"),
     ("When was the gate forged?", "spring"),
@@ -39,7 +39,7 @@ ASKED = [
 
 def _rows(*, has_unanswerable: bool = True) -> list[dict]:
     rows = []
-    for index, (question, answer) in enumerate(ASKED):
+    for index, (question, answer) in enumerate(QUESTIONS):
         if answer is None and not has_unanswerable:
             continue
         answers = (
@@ -61,10 +61,10 @@ def _row(**changes) -> dict:
 
 @pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram"])
 def tokenizer(request):
-    return learn_tokenizer([STORY, *(question for question, _ in ASKED)] * 3, request.param, 330, progress=False)
+    return learn_tokenizer([STORY, *(question for question, _ in QUESTIONS)] * 3, request.param, 330, progress=False)
 
 
-def test_rows_are_recognised_and_tell_whether_answers_may_be_missing() -> None:
+def test_rows_are_recognised_with_and_without_unanswerable_questions() -> None:
     table = table_of(_rows(), "train")
     assert recognise(table, None, [], {})["kind"] == "spans"
     assert SpanAnswers().resolve(table).may_be_unanswered is True
@@ -78,8 +78,8 @@ def test_rows_are_recognised_and_tell_whether_answers_may_be_missing() -> None:
     ]
 
 
-def test_official_file_gives_the_same_examples(tmp_path: Path) -> None:
-    asked = [
+def test_official_file_gives_equal_examples(tmp_path: Path) -> None:
+    qas = [
         {
             "id": row["id"],
             "question": row["question"],
@@ -91,53 +91,53 @@ def test_official_file_gives_the_same_examples(tmp_path: Path) -> None:
         }
         for row in _rows()
     ]
-    content = {"version": "v2.0", "data": [{"title": "Smiths", "paragraphs": [{"context": STORY, "qas": asked}]}]}
+    content = {"version": "v2.0", "data": [{"title": "Smiths", "paragraphs": [{"context": STORY, "qas": qas}]}]}
     file = tmp_path / "train-v2.0.json"
     file.write_text(json.dumps(content), encoding="utf-8")
     table = squad_table(file)
     assert table.location(1) == f"file {str(file)!r} question 2"
     assert SpanAnswers().examples(table) == SpanAnswers().examples(table_of(_rows(), "train"))
-    as_pairs = [{**row, "answers": one["answers"]} for row, one in zip(_rows(), asked, strict=True)]
+    as_pairs = [{**row, "answers": question["answers"]} for row, question in zip(_rows(), qas, strict=True)]
     assert SpanAnswers().examples(table_of(as_pairs, "train")) == SpanAnswers().examples(table)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"data": [{}]}', '{"data": [{"paragraphs": [{}]}]}', '{"data": []}'])
-def test_a_broken_official_file_is_named(tmp_path: Path, content: str) -> None:
+def test_malformed_official_file_raises(tmp_path: Path, content: str) -> None:
     file = tmp_path / "train.json"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=r"train\.json"):
         squad_table(file)
 
 
-def test_a_wrong_place_is_repaired_where_the_text_occurs_once() -> None:
+def test_wrong_answer_start_is_repaired_if_the_answer_occurs_once() -> None:
     table = table_of([_row(), _row(answers={"text": ["oak", "gate"], "answer_start": [3, 8]})], "train")
     examples = SpanAnswers().examples(table)
     assert [(one.begin, one.end, one.is_repaired) for one in examples] == [(17, 20, False), (17, 20, True)]
     (notice,) = SpanAnswers().notices(examples)
-    assert notice.startswith("1 answers did not stand at their answer_start")
+    assert notice.startswith("1 answers are not at their answer_start")
     assert "'1'" in notice
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"answers": {"text": ["gate"], "answer_start": [0]}}, "'gate' occurs several times .* answer_start 0"),
-        ({"answers": {"text": ["gate"]}}, "several times in the passage and no answer_start"),
+        ({"answers": {"text": ["gate"]}}, "several times in the passage and there is no answer_start"),
         ({"answers": {"text": ["steel"], "answer_start": [0]}}, "'steel' does not occur"),
         ({"answers": {"text": [" "], "answer_start": [2]}}, "is blank"),
-        ({"answers": {"text": ["oak"], "answer_start": ["17"]}}, "whole numbers"),
-        ({"answers": {"text": ["oak"], "answer_start": [17, 18]}}, "of one length"),
+        ({"answers": {"text": ["oak"], "answer_start": ["17"]}}, "integers"),
+        ({"answers": {"text": ["oak"], "answer_start": [17, 18]}}, "of equal length"),
         ({"answers": "oak"}, "'answers' must be"),
         (
             {"answers": {"text": [], "answer_start": []}, "is_impossible": False},
-            "is empty and 'is_impossible' is false",
+            "is empty, but 'is_impossible' is false",
         ),
         ({"is_impossible": "no"}, "'is_impossible' is 'no'"),
         ({"question": None}, "field 'question' is null"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said_with_its_place(changes: dict, sentence: str) -> None:
-    with pytest.raises(InputError, match=f"^train row 1.*{sentence}"):
+def test_invalid_rows_raise_with_their_location(changes: dict, message: str) -> None:
+    with pytest.raises(InputError, match=f"^train row 1.*{message}"):
         SpanAnswers().examples(table_of([_row(), _row(**changes)], "train"))
 
 
@@ -148,26 +148,26 @@ def test_windows_cover_the_passage() -> None:
     assert window_starts(30, 10, 128).tolist() == [0, 10, 20]
     assert window_starts(19, 10, 4).tolist() == [0, 4, 8, 12]
     starts, lengths = np.array([0, 4, 8]), np.array([10, 10, 4])
-    # tokens 0 … 11; the first of equals wins: token 6 is as far from the near end of both of its windows
+    # tokens 0 … 11; ties go to the first window: token 6 has equal context in both of its windows
     owners = has_most_context(12, starts, lengths).argmax(0)
     assert owners.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert (has_most_context(12, starts, lengths).sum(0) == 1).all()
 
 
-def test_a_longer_window_counts_as_a_little_more_context() -> None:
+def test_longer_windows_get_a_small_bonus() -> None:
     lengths = np.array([200, 90])
-    # 39 tokens to the near end and 2.0 for the length, against 40 and 0.9
+    # 39 tokens to the nearest edge plus 2.0 for the length, against 40 plus 0.9
     assert has_most_context(210, np.array([0, 120]), lengths)[:, 160].tolist() == [True, False]
-    # 38 and 2.0 against 40 and 0.9
+    # 38 plus 2.0 against 40 plus 0.9
     assert has_most_context(211, np.array([0, 121]), lengths)[:, 161].tolist() == [False, True]
 
 
-def test_targets_lead_back_to_the_answers_with_any_tokenizer(tokenizer) -> None:
+def test_targets_decode_to_the_answers_with_any_tokenizer(tokenizer) -> None:
     task = SpanAnswers(stride=5, question_length=6)
     examples = task.examples(table_of(_rows(), "train"))
     features = task.features(examples, Encoding(tokenizer, 28, has_types=True))
     assert len(features) > len(examples)
-    found = set()
+    decoded = set()
     for item, (start, end) in enumerate(zip(features.targets["start"], features.targets["end"], strict=True)):
         example = examples[features.example[item]]
         assert features.tokens[item][0] == tokenizer.start
@@ -178,19 +178,19 @@ def test_targets_lead_back_to_the_answers_with_any_tokenizer(tokenizer) -> None:
         if start:
             assert passage.start <= start <= end < passage.stop
             begin, stop = features.span(item, start, end)
-            # a piece may hold more than the answer, such as the comma after it
+            # a token may cover more than the answer, such as the comma after it
             assert example.golds[0] in STORY[begin:stop]
             assert stop - begin <= len(example.golds[0]) + 12
-            found.add(example.id)
+            decoded.add(example.id)
         else:
             assert end == 0
-    assert found == {f"q{index}" for index in range(8)}
+    assert decoded == {f"q{index}" for index in range(8)}
     # every passage token may start an answer in exactly one window of its question
     shown = sum(features.may_start[item].sum() for item in np.flatnonzero(features.example == 0))
     assert shown == len(tokenizer.encode_plain([STORY])[0])
 
 
-def test_perfect_scores_give_the_right_answers(tokenizer) -> None:
+def test_perfect_scores_give_the_gold_answers(tokenizer) -> None:
     task = SpanAnswers(stride=20, may_be_unanswered=True)
     examples = task.examples(table_of(_rows(), "train"))
     features = task.features(examples, Encoding(tokenizer, 64, has_types=True))
@@ -198,7 +198,7 @@ def test_perfect_scores_give_the_right_answers(tokenizer) -> None:
     for item, length in enumerate(features.tokens.lengths):
         scores = np.zeros((length, 2), np.float32)
         scores[features.targets["start"][item], 0] = scores[features.targets["end"][item], 1] = 9
-        # a window without the answer points at its first token, but not as surely as the other one does at the answer
+        # a window without the answer selects its first token, with a lower score than the window with the answer
         outputs.append(scores if features.targets["start"][item] else scores / 3)
     answers = task.answers(examples, features, outputs)
     evaluation = task.evaluate(examples, answers)
@@ -219,7 +219,7 @@ def test_perfect_scores_give_the_right_answers(tokenizer) -> None:
     }
 
 
-def test_an_empty_passage_and_an_answer_without_tokens(tokenizer) -> None:
+def test_empty_passage_and_answer_without_tokens(tokenizer) -> None:
     task = SpanAnswers()
     examples = [
         SpanExample("0", "what?", "", ()),
@@ -233,7 +233,7 @@ def test_an_empty_passage_and_an_answer_without_tokens(tokenizer) -> None:
     assert (empty["answer"], empty["begin"], empty["score"]) == ("", None, 1.0)
 
 
-def test_a_length_without_room_is_named(tokenizer) -> None:
+def test_length_without_room_for_the_passage_raises(tokenizer) -> None:
     examples = SpanAnswers().examples(table_of(_rows(), "train"))
     with pytest.raises(InputError, match=r"sequences\.length is 6; at least"):
         SpanAnswers().features(examples, Encoding(tokenizer, 6, has_types=True))
@@ -244,7 +244,7 @@ def _batch(features, layout: str, items: list[int]):
     return reader[MicroBatchPlan(np.array(items), Cursor())].batch
 
 
-def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
+def test_loss_equals_single_windows_in_every_layout(tokenizer) -> None:
     task = SpanAnswers(stride=5)
     features = task.features(task.examples(table_of(_rows(), "train")), Encoding(tokenizer, 48, has_types=True))
     features.targets["start"][2] = features.targets["end"][2] = IGNORED
@@ -263,15 +263,15 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
         outputs = torch.cat(leaves)
         if layout == "padded":
             max_length = max(map(len, leaves))
-            # what stands at pads must not matter
+            # outputs at padding must not matter
             fill = [torch.full((max_length - len(own), 2), 50.0, dtype=own.dtype) for own in leaves]
             outputs = torch.stack([torch.cat(pair) for pair in zip(leaves, fill, strict=True)])
         sums = objective.sums(outputs, batch)
         torch.testing.assert_close(sums.loss, expected)
         assert int(objective.count(batch)) == int(sums.metrics["accuracy"].whole) == 8
-        shares = objective.comparable_logits(outputs.detach(), batch).softmax(-1)
-        assert shares.shape[:2] == (9, 2)
-        torch.testing.assert_close(shares[3, 1, : len(scores[3])], scores[3][:, 1].softmax(0))
+        probabilities = objective.comparable_logits(outputs.detach(), batch).softmax(-1)
+        assert probabilities.shape[:2] == (9, 2)
+        torch.testing.assert_close(probabilities[3, 1, : len(scores[3])], scores[3][:, 1].softmax(0))
         sums.loss.backward()
         gradients.append(torch.cat([leaf.grad for leaf in leaves]))
     torch.testing.assert_close(*gradients)
@@ -280,7 +280,7 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
+def test_training_on_ten_questions(tmp_path: Path) -> None:
     settings = ["run.epochs=10", "optimizer.learning_rate=1e-3", "sequences.length=128"]
     settings += ["model.overrides.dropout=0.0", "batch.examples=10", "tokenizer.vocabulary=300"]
     result = bertsmith.finetune(
@@ -297,7 +297,7 @@ def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "dev.official" / "null_odds.json").is_file()
 
 
-def test_an_example_reads_as_one_line() -> None:
+def test_describe_returns_one_line() -> None:
     long = SpanExample("0", "Which  gate?", "x" * 200 + " oak " + "y" * 200, ("oak", "oak", "an oak"), 201, 204)
     shown = SpanAnswers().describe(long)
     assert shown.startswith("Which gate? | … x")

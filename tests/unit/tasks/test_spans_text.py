@@ -1,8 +1,8 @@
-"""From scores to texts: the same answers as a plain transcription of BERT's rules gives, on thousands of random cases.
+"""Answers decoded from scores equal a plain implementation of BERT's rules on thousands of random cases.
 
-The transcription works on words between spaces and finds its way back to the passage by aligning the joined pieces with
-the tokenised words. Ours cuts the passage by offsets. Where one letter may stand for another (case, accents, unknown
-characters), the old alignment can fail or pick another place, so there the chosen tokens are compared, not the texts.
+BERT splits at spaces and maps tokens to the passage by aligning joined tokens with the original words; Bertsmith uses
+character offsets. With case, accents or unknown characters the alignment can fail or find another position, so those
+tests compare the selected tokens instead of texts.
 """
 
 import random
@@ -47,7 +47,7 @@ VARIED = [
     "ﬁn",
     "Zürich's",
 ]
-LENGTH, STRIDE, QUESTION, N_BEST, LONGEST = 28, 6, 4, 7, 5
+LENGTH, STRIDE, QUESTION, N_BEST, MAX_ANSWER = 28, 6, 4, 7, 5
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +57,22 @@ def tokenizer() -> Tokenizer:
 
 def _cases(words: list[str], spaces: list[str], count: int) -> list[SpanExample]:
     rng = random.Random(3)
-    found = []
+    examples = []
     for index in range(count):
         context = "".join(rng.choice(words) + rng.choice(spaces) for _ in range(rng.randint(0, 22)))
         question = " ".join(rng.choice(words) for _ in range(rng.randint(1, 5)))
-        found.append(SpanExample(str(index), question, context))
-    return found
+        examples.append(SpanExample(str(index), question, context))
+    return examples
 
 
 def _scores(features, *, digits: int) -> list[np.ndarray]:
-    """Random scores, rounded so that many are equal."""
+    """Random scores, rounded to produce ties."""
     rng = np.random.default_rng(4)
     return [rng.normal(size=(length, 2)).round(digits).astype(np.float32) for length in features.tokens.lengths]
 
 
-class Transcription:
-    """One question by BERT's rules, in plain loops."""
+class PlainDecoder:
+    """BERT's decoding rules for one question, in plain loops."""
 
     def __init__(self, example: SpanExample, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -83,12 +83,12 @@ class Transcription:
         self.tokens: list[str] = []
         self.word_of: list[int] = []
         for index, word in enumerate(self.words):
-            for piece in tokenizer.tokens(tokenizer.encode_plain([word])[0]):
-                self.tokens.append(piece)
+            for token in tokenizer.tokens(tokenizer.encode_plain([word])[0]):
+                self.tokens.append(token)
                 self.word_of.append(index)
-        asked = len(tokenizer.encode_plain([example.question])[0][:QUESTION])
-        self.first = asked + 2
-        room = LENGTH - asked - 3
+        question_length = len(tokenizer.encode_plain([example.question])[0][:QUESTION])
+        self.first = question_length + 2
+        room = LENGTH - question_length - 3
         self.windows: list[tuple[int, int]] = []
         start = 0
         while start < len(self.tokens):
@@ -109,65 +109,65 @@ class Transcription:
         return best == window
 
     def candidates(self, scores: list[np.ndarray]) -> list[tuple[int, int, int, float, float]]:
-        """Window, start, end and their scores, the best sum first."""
-        found = []
+        """Window, start, end and their scores, in descending order of the sum."""
+        spans = []
         for window, (start, length) in enumerate(self.windows):
-            own = scores[window].tolist()
-            firsts = sorted(range(len(own)), key=lambda position: own[position][0], reverse=True)[:N_BEST]
-            lasts = sorted(range(len(own)), key=lambda position: own[position][1], reverse=True)[:N_BEST]
+            logits = scores[window].tolist()
+            firsts = sorted(range(len(logits)), key=lambda position: logits[position][0], reverse=True)[:N_BEST]
+            lasts = sorted(range(len(logits)), key=lambda position: logits[position][1], reverse=True)[:N_BEST]
             for first in firsts:
                 for last in lasts:
                     if not self.first <= first < self.first + length or not self.first <= last < self.first + length:
                         continue
                     if not self.is_max_context(window, first - self.first + start):
                         continue
-                    if last < first or last - first + 1 > LONGEST:
+                    if last < first or last - first + 1 > MAX_ANSWER:
                         continue
-                    found.append((window, first, last, own[first][0], own[last][1]))
-        return sorted(found, key=lambda one: one[3] + one[4], reverse=True)
+                    spans.append((window, first, last, logits[first][0], logits[last][1]))
+        return sorted(spans, key=lambda span: span[3] + span[4], reverse=True)
 
     def text(self, window: int, first: int, last: int) -> str:
         shift = self.windows[window][0] - self.first
         tokens = self.tokens[first + shift : last + shift + 1]
-        said = " ".join(" ".join(tokens).replace(" ##", "").replace("##", "").split())
+        joined = " ".join(" ".join(tokens).replace(" ##", "").replace("##", "").split())
         original = " ".join(self.words[self.word_of[first + shift] : self.word_of[last + shift] + 1])
-        return self.aligned(said, original)
+        return self.align(joined, original)
 
-    def aligned(self, said: str, original: str) -> str:
+    def align(self, joined: str, original: str) -> str:
         normal = self.tokenizer.normalizer.normalize_str(original)
         tokenised = " ".join(word for word, _ in BertPreTokenizer().pre_tokenize_str(normal))
-        begin = tokenised.find(said)
+        begin = tokenised.find(joined)
         if begin < 0:
             return original
         positions = [position for position, character in enumerate(tokenised) if character != " "]
-        own = [position for position, character in enumerate(original) if character != " "]
-        if len(positions) != len(own):
+        originals = [position for position, character in enumerate(original) if character != " "]
+        if len(positions) != len(originals):
             return original
-        return original[own[positions.index(begin)] : own[positions.index(begin + len(said) - 1)] + 1]
+        return original[originals[positions.index(begin)] : originals[positions.index(begin + len(joined) - 1)] + 1]
 
     def n_best(self, scores: list[np.ndarray], *, has_null: bool) -> list[tuple[str, float, float]]:
-        entries = [(self.text(*one[:3]), *one[3:]) for one in self.candidates(scores)]
-        null = min((tuple(own[0].tolist()) for own in scores), key=sum)
+        entries = [(self.text(*span[:3]), *span[3:]) for span in self.candidates(scores)]
+        null = min((tuple(logits[0].tolist()) for logits in scores), key=sum)
         if has_null:
             entries = sorted([*entries, ("", *null)], key=lambda entry: entry[1] + entry[2], reverse=True)
-        kept: list[tuple[str, float, float]] = []
+        best: list[tuple[str, float, float]] = []
         for entry in entries:
-            if len(kept) == N_BEST:
+            if len(best) == N_BEST:
                 break
-            if entry[0] not in [text for text, _, _ in kept]:
-                kept.append(entry)
-        if has_null and "" not in [text for text, _, _ in kept]:
-            kept.append(("", *null))
-        return kept
+            if entry[0] not in [text for text, _, _ in best]:
+                best.append(entry)
+        if has_null and "" not in [text for text, _, _ in best]:
+            best.append(("", *null))
+        return best
 
 
-def _answered(cases, tokenizer, *, has_null: bool, digits: int = 1):
+def _score_cases(cases, tokenizer, *, has_null: bool, digits: int = 1):
     task = SpanAnswers(
         may_be_unanswered=has_null,
         stride=STRIDE,
         question_length=QUESTION,
         n_best=N_BEST,
-        max_answer_length=LONGEST,
+        max_answer_length=MAX_ANSWER,
         null_threshold=-0.4 if has_null else 0.0,
     )
     features = task.features(cases, Encoding(tokenizer, LENGTH, has_types=True))
@@ -180,18 +180,18 @@ def _answered(cases, tokenizer, *, has_null: bool, digits: int = 1):
 
 @pytest.mark.parametrize("has_null", [False, True])
 @pytest.mark.parametrize("digits", [1, 6])
-def test_n_best_and_answers_equal_the_transcription(tokenizer: Tokenizer, has_null: bool, digits: int) -> None:
+def test_n_best_and_answers_equal_the_plain_decoder(tokenizer: Tokenizer, has_null: bool, digits: int) -> None:
     cases = _cases(PLAIN, [" "], 1500)
-    task, features, scores, by_case = _answered(cases, tokenizer, has_null=has_null, digits=digits)
+    task, features, scores, by_case = _score_cases(cases, tokenizer, has_null=has_null, digits=digits)
     answers = task.answers(cases, features, scores)
     windows = no_answers = 0
-    for case, own, answer in zip(cases, by_case, answers, strict=True):
-        plain = Transcription(case, tokenizer)
+    for case, logits, answer in zip(cases, by_case, answers, strict=True):
+        plain = PlainDecoder(case, tokenizer)
         windows += len(plain.windows) > 1
-        expected = plain.n_best(own, has_null=has_null)
+        expected = plain.n_best(logits, has_null=has_null)
         texts = [entry for entry in expected if entry[0]]
-        ours = [(one["text"], one["start_logit"], one["end_logit"]) for one in answer["n_best"]]
-        null = min(float(first[0].astype(np.float64).sum()) for first in own)
+        ours = [(span["text"], span["start_logit"], span["end_logit"]) for span in answer["n_best"]]
+        null = min(float(first[0].astype(np.float64).sum()) for first in logits)
         if not texts:
             assert answer["answer"] == ""
             assert answer["null_odds"] == NO_CANDIDATE
@@ -203,29 +203,29 @@ def test_n_best_and_answers_equal_the_transcription(tokenizer: Tokenizer, has_nu
         is_null = has_null and answer["null_odds"] > task.null_threshold
         assert answer["answer"] == ("" if is_null else texts[0][0])
         sums = np.exp([entry[1] + entry[2] for entry in expected])
-        assert [one["probability"] for one in answer["n_best"]] == pytest.approx((sums / sums.sum()).tolist())
+        assert [span["probability"] for span in answer["n_best"]] == pytest.approx((sums / sums.sum()).tolist())
         if not is_null:
             assert case.context[answer["begin"] : answer["end"]] == answer["answer"]
     assert windows > 500
     assert no_answers > 0
 
 
-def test_chosen_tokens_equal_the_transcription_in_any_script(tokenizer: Tokenizer) -> None:
+def test_selected_tokens_equal_the_plain_decoder_in_any_script(tokenizer: Tokenizer) -> None:
     cases = _cases(VARIED, [" ", "  ", "\n", "\t", "\u202f"], 1500)
-    _, features, scores, by_case = _answered(cases, tokenizer, has_null=False)
-    ours = best_spans(features, scores, N_BEST, LONGEST)
+    _, features, scores, by_case = _score_cases(cases, tokenizer, has_null=False)
+    ours = best_spans(features, scores, N_BEST, MAX_ANSWER)
     begins = np.searchsorted(features.example, np.arange(len(cases)))
-    for index, (case, own) in enumerate(zip(cases, by_case, strict=True)):
-        expected = Transcription(case, tokenizer).candidates(own)
-        found = range(ours.bounds[index], ours.bounds[index + 1])
+    for index, (case, logits) in enumerate(zip(cases, by_case, strict=True)):
+        expected = PlainDecoder(case, tokenizer).candidates(logits)
+        spans = range(ours.bounds[index], ours.bounds[index + 1])
         assert [
-            (ours.item[one] - begins[index], ours.start[one], ours.end[one], ours.start_score[one], ours.end_score[one])
-            for one in found
+            (ours.item[i] - begins[index], ours.start[i], ours.end[i], ours.start_score[i], ours.end_score[i])
+            for i in spans
         ] == expected
 
 
-def test_offsets_keep_what_the_alignment_loses(tokenizer: Tokenizer) -> None:
-    """Letters of another case that occur earlier in the word: the alignment takes those, offsets do not."""
+def test_offsets_are_exact_where_the_alignment_fails(tokenizer: Tokenizer) -> None:
+    """The alignment selects an earlier occurrence of the same letters in the word; offsets do not."""
     case = SpanExample("0", "x", "Nana")
     tokens = tokenizer.tokens(tokenizer.encode_plain(["Nana"])[0])
     task = SpanAnswers()
@@ -233,7 +233,7 @@ def test_offsets_keep_what_the_alignment_loses(tokenizer: Tokenizer) -> None:
     scores = np.zeros((int(features.tokens.lengths[0]), 2), np.float32)
     last = int(features.first[0]) + len(tokens) - 1
     scores[last] = 9
-    plain = Transcription(case, tokenizer).text(0, last, last)
+    plain = PlainDecoder(case, tokenizer).text(0, last, last)
     (answer,) = task.answers([case], features, [scores])
     letters = len(tokens[-1].removeprefix("##"))
     assert (answer["begin"], answer["end"]) == (4 - letters, 4)
@@ -241,9 +241,9 @@ def test_offsets_keep_what_the_alignment_loses(tokenizer: Tokenizer) -> None:
     assert plain == "Nana"[:letters]
 
 
-def test_no_answer_stands_at_the_place_of_its_score() -> None:
-    found = [Span("a", 3, 0), Span("b", 2, 0), Span("c", 1, 0)]
-    assert [one.text for one in with_no_answer(found, Span("", 2, 0), 3)] == ["a", "b", ""]
-    assert [one.text for one in with_no_answer(found, Span("", 9, 0), 3)] == ["", "a", "b"]
-    assert [one.text for one in with_no_answer(found, Span("", -9, 0), 3)] == ["a", "b", "c", ""]
-    assert [one.text for one in with_no_answer([], Span("", -9, 0), 3)] == [""]
+def test_no_answer_is_ranked_by_its_score() -> None:
+    spans = [Span("a", 3, 0), Span("b", 2, 0), Span("c", 1, 0)]
+    assert [span.text for span in with_no_answer(spans, Span("", 2, 0), 3)] == ["a", "b", ""]
+    assert [span.text for span in with_no_answer(spans, Span("", 9, 0), 3)] == ["", "a", "b"]
+    assert [span.text for span in with_no_answer(spans, Span("", -9, 0), 3)] == ["a", "b", "c", ""]
+    assert [span.text for span in with_no_answer([], Span("", -9, 0), 3)] == [""]

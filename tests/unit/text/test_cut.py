@@ -1,4 +1,4 @@
-"""A tokenizer with fewer pieces splits what it kept as before, and can still split everything else."""
+"""Vocabulary cuts: texts of remaining tokens are tokenised as before, and every other text still can be."""
 
 import json
 import random
@@ -35,15 +35,15 @@ def words_of(number: int) -> list[str]:
 
 
 def test_texts_of_kept_tokens_are_split_as_before(base: Tokenizer) -> None:
-    """For every text, whatever was kept: all its pieces are there, so it has the same ones at the same places."""
+    """A text whose tokens all remain has the same tokens and offsets."""
     texts = [*words_of(300), *GENERAL, *(" ".join(words_of(60)[index : index + 4]) for index in range(50))]
     rows = base.encode_offsets(texts)
     generator = random.Random(0)
     same = others = 0
     for _ in range(8):
-        kept = generator.sample([*base.vocabulary.values()], k=base.size // 2)
-        cut = cut_tokenizer(base, kept)
-        assert set(kept) <= set(cut.ids)
+        keep_ids = generator.sample([*base.vocabulary.values()], k=base.size // 2)
+        cut = cut_tokenizer(base, keep_ids)
+        assert set(keep_ids) <= set(cut.ids)
         assert cut.tokenizer.size < base.size
         for (old, positions), (new, new_positions) in zip(rows, cut.tokenizer.encode_offsets(texts), strict=True):
             if set(old.tolist()) <= set(cut.ids):
@@ -79,7 +79,7 @@ def test_special_tokens_come_first_and_templates_stay(base: Tokenizer) -> None:
     assert small.tokens(small.special_ids) == base.tokens(base.special_ids)
     assert sorted(small.vocabulary.values()) == [*range(len(cut.ids))]
     assert {small.tokens([new])[0]: old for new, old in enumerate(cut.ids)} == {
-        piece: token for piece, token in base.vocabulary.items() if token in cut.new_ids
+        token: token_id for token, token_id in base.vocabulary.items() if token_id in cut.new_ids
     }
     framed = cut_tokenizer(base, [*base.vocabulary.values()]).tokenizer
     for name, rows in base.encode(GENERAL[:2], GENERAL[2:]).items():
@@ -95,15 +95,15 @@ def test_special_tokens_come_first_and_templates_stay(base: Tokenizer) -> None:
 
 
 def test_save_and_load_round_trip(base: Tokenizer, tmp_path: Path) -> None:
-    kept = used_tokens(base, token_counts(base, GENERAL[:1]))
-    first, again = (cut_tokenizer(base, order) for order in (kept, kept[::-1]))
+    keep_ids = used_tokens(base, token_counts(base, GENERAL[:1]))
+    first, again = (cut_tokenizer(base, order) for order in (keep_ids, keep_ids[::-1]))
     assert first.ids == again.ids
     assert first.tokenizer.hash == again.tokenizer.hash
     first.tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.hash == first.tokenizer.hash
     assert loaded.encode_plain(GENERAL) == first.tokenizer.encode_plain(GENERAL)
-    # a cut of a cut that takes nothing away is that cut
+    # cutting again to all tokens changes nothing
     whole = cut_tokenizer(loaded, [*loaded.vocabulary.values()])
     assert whole.ids == tuple(range(loaded.size))
     assert whole.tokenizer.hash == loaded.hash
@@ -114,39 +114,39 @@ def test_counts_and_selection(base: Tokenizer) -> None:
     assert counts[base.start] == len(GENERAL)
     assert counts.sum() == sum(len(row) + 2 for row in base.encode_plain(GENERAL))
     needed = needed_tokens(base)
-    kept = used_tokens(base, counts, at_least=2)
-    assert {*np.flatnonzero(counts >= 2).tolist()} | needed <= set(kept)
-    assert set(kept) < set(used_tokens(base, counts)) | needed
-    some = used_tokens(base, counts, tokens=len(needed) + 10)
-    assert len(needed) < len(some) <= len(needed) + 10
-    assert set(cut_tokenizer(base, some).ids) == set(some)
+    frequent = used_tokens(base, counts, at_least=2)
+    assert {*np.flatnonzero(counts >= 2).tolist()} | needed <= set(frequent)
+    assert set(frequent) < set(used_tokens(base, counts)) | needed
+    limited = used_tokens(base, counts, tokens=len(needed) + 10)
+    assert len(needed) < len(limited) <= len(needed) + 10
+    assert set(cut_tokenizer(base, limited).ids) == set(limited)
     best = max((token for token in range(base.size) if token not in needed), key=lambda token: counts[token])
-    assert base.content["model"]["type"] == "BPE" or best in some
+    assert base.content["model"]["type"] == "BPE" or best in limited
     cut = cut_tokenizer(base, used_tokens(base, counts))
     assert changed_tokens(base, cut, GENERAL) == (0, counts.sum() - 2 * len(GENERAL))
-    least = cut_tokenizer(base, [])
-    gone = sum(token not in least.new_ids for row in base.encode_plain(GENERAL) for token in row)
-    changed, total = changed_tokens(base, least, GENERAL)
-    assert 0 < gone <= changed < total
+    smallest = cut_tokenizer(base, [])
+    removed = sum(token not in smallest.new_ids for row in base.encode_plain(GENERAL) for token in row)
+    changed, total = changed_tokens(base, smallest, GENERAL)
+    assert 0 < removed <= changed < total
 
 
 def test_parts_of_a_merge_stay() -> None:
-    """Both ways in which "abc" is joined are kept, as a word may take either."""
-    table = {piece: index for index, piece in enumerate(["[UNK]", *"abcd", "ab", "bc", "abc", "cd", "abcd"])}
+    """Both merges that result in "abc" remain, because words may use either."""
+    table = {token: index for index, token in enumerate(["[UNK]", *"abcd", "ab", "bc", "abc", "cd", "abcd"])}
     merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("c", "d"), ("abc", "d")]
     base = Tokenizer(tokenizers.Tokenizer(models.BPE(table, merges)))
     cut = cut_tokenizer(base, [table["abc"]])
     assert set(cut.tokenizer.vocabulary) == {"[UNK]", *"abcd", "ab", "bc", "abc"}
     assert cut.tokenizer.content["model"]["merges"] == [list(merge) for merge in merges[:4]]
     assert cut.tokenizer.tokens(cut.tokenizer.encode_plain(["abcd"])[0]) == ["abc", "d"]
-    # the most frequent piece needs three more than itself and has no room; the next one has
+    # the most frequent token needs three more and exceeds the limit; the next one fits
     counts = np.zeros(base.size, dtype=np.int64)
     counts[table["abcd"]], counts[table["cd"]] = 9, 1
     assert set(base.tokens(used_tokens(base, counts, tokens=6))) == {"[UNK]", *"abcd", "cd"}
 
 
 def test_score_of_unknown_characters_stays() -> None:
-    """An unknown character costs ten less than the worst piece; without that piece it would cost another sum."""
+    """The score of an unknown character is the lowest score minus 10, so the lowest-scoring token must remain."""
     table = [("[UNK]", 0.0), ("a", -1.0), ("xy", -25.0), ("zzz", -30.0), ("aa", -1.5)]
     backend = tokenizers.Tokenizer(models.Unigram(table, unk_id=0))
     base = Tokenizer(backend)
@@ -157,14 +157,14 @@ def test_score_of_unknown_characters_stays() -> None:
 
 
 def test_characters_without_a_token_keep_the_tokens_that_contain_them() -> None:
-    table = {piece: index for index, piece in enumerate(["[UNK]", "a", "##a", "ab", "aa", "##aa"])}
+    table = {token: index for index, token in enumerate(["[UNK]", "a", "##a", "ab", "aa", "##aa"])}
     base = Tokenizer(tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]")))
     assert set(cut_tokenizer(base, []).tokenizer.vocabulary) == {"[UNK]", "a", "##a", "ab"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_added_tokens_stay(kind: str) -> None:
-    """Some stand in the table of pieces, others, such as the mask of DeBERTa v3, behind it."""
+    """Some are part of the model's vocabulary, others, such as the mask of DeBERTa v3, come after it."""
     learned = learn_tokenizer(GENERAL * 5, kind, 480, progress=False)
     backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
     backend.add_special_tokens(["[DRUG]"])
@@ -187,7 +187,7 @@ def test_other_templates_are_renumbered(chain: bool) -> None:
     backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
     frame = processors.RobertaProcessing(("[SEP]", learned.separator), ("[CLS]", learned.start))
     backend.post_processor = processors.Sequence([processors.ByteLevel(), frame]) if chain else frame
-    # special tokens that stand at the end of the old vocabulary
+    # move a special token to the end of the old vocabulary
     content = json.loads(backend.to_str().replace("[CLS]", "<unused>"))
     content["model"]["vocab"]["[CLS]"] = learned.size
     content["added_tokens"][2] |= {"content": "[CLS]", "id": learned.size}
@@ -201,13 +201,13 @@ def test_other_templates_are_renumbered(chain: bool) -> None:
 def test_invalid_cuts_raise(base: Tokenizer) -> None:
     plain = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(InputError, match="the tokenizer's model is WordLevel; allowed for a cut: BPE, Unigram"):
+    with pytest.raises(InputError, match="the tokenizer's model is WordLevel; a vocabulary cut supports BPE, Unigram"):
         cut_tokenizer(Tokenizer(plain), [0])
-    with pytest.raises(InputError, match=f"kept holds the id {base.size}, which is no piece of this tokenizer"):
+    with pytest.raises(InputError, match=f"keep_ids contains {base.size}, which is not an id of this tokenizer"):
         cut_tokenizer(base, [0, base.size])
     counts = token_counts(base, GENERAL)
     needed = len(needed_tokens(base))
-    with pytest.raises(InputError, match=f"tokens is {needed - 1}; this tokenizer needs {needed} to spell any text"):
+    with pytest.raises(InputError, match=f"tokens is {needed - 1}; this tokenizer needs {needed} to encode any text"):
         used_tokens(base, counts, tokens=needed - 1)
     with pytest.raises(InputError, match="at_least is 0; it must be at least 1"):
         used_tokens(base, counts, at_least=0)

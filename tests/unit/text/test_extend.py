@@ -1,4 +1,4 @@
-"""An extended tokenizer keeps what it had, splits its domain less, and says what it did."""
+"""Extended tokenizers: old ids stay, domain texts get shorter, and the gains are reported."""
 
 import json
 import random
@@ -43,15 +43,15 @@ def test_ids_stay_and_domain_texts_get_shorter(base: Tokenizer) -> None:
     extended = extension.tokenizer
     assert len(extension.tokens) == 25
     assert extended.size == base.size + 25
-    for piece, token in base.vocabulary.items():
-        assert extended.vocabulary[piece] == token
-    assert [extended.vocabulary[piece] for piece in extension.tokens] == [*range(base.size, extended.size)]
+    for token, token_id in base.vocabulary.items():
+        assert extended.vocabulary[token] == token_id
+    assert [extended.vocabulary[token] for token in extension.tokens] == [*range(base.size, extended.size)]
     assert extended.special_ids == base.special_ids
     for role in ("pad", "unknown", "start", "separator", "mask"):
         assert getattr(extended, role) == getattr(base, role)
     before, after = (sum(map(len, tokenizer.encode_plain(DOMAIN))) for tokenizer in (base, extended))
     assert after < 0.8 * before
-    # the figures are of words told apart by spaces, which is how these tokenizers see the text
+    # the counts are of words separated by spaces, as these tokenizers split the text
     assert (extension.tokens_before, extension.tokens_after) == (before, after)
     assert extension.words == sum(len(text.split()) for text in DOMAIN)
     assert sum(gain.tokens_saved for gain in extension.best) <= before - after + 1
@@ -60,7 +60,7 @@ def test_ids_stay_and_domain_texts_get_shorter(base: Tokenizer) -> None:
     )
 
 
-def test_text_reads_back_the_same(base: Tokenizer) -> None:
+def test_decoded_text_is_unchanged(base: Tokenizer) -> None:
     extended = extend_tokenizer(base, DOMAIN, 25).tokenizer
     for text in (*DOMAIN[:3], *GENERAL[:3]):
         old, new = base.encode_plain([text])[0], extended.encode_plain([text])[0]
@@ -89,14 +89,14 @@ def test_words_without_new_tokens_are_split_as_before(base: Tokenizer) -> None:
         "東",
     ]
     words = ["".join(generator.choices(syllables, k=generator.randint(1, 6))) for _ in range(2000)]
-    touched = 0
+    changed = 0
     for old, new in zip(base.encode_plain(words), extended.encode_plain(words), strict=True):
         if any(token >= base.size for token in new):
-            touched += 1
+            changed += 1
             assert len(new) <= len(old)
         else:
             assert new == old
-    assert 0 < touched < len(words)
+    assert 0 < changed < len(words)
 
 
 def test_general_text_hardly_changes(base: Tokenizer) -> None:
@@ -105,31 +105,31 @@ def test_general_text_hardly_changes(base: Tokenizer) -> None:
     assert sum(token < base.size for token in new) > 0.9 * len(old)
 
 
-def test_the_same_text_gives_the_same_tokenizer(base: Tokenizer) -> None:
+def test_extension_is_deterministic(base: Tokenizer) -> None:
     assert extend_tokenizer(base, DOMAIN, 9).tokenizer.hash == extend_tokenizer(base, iter(DOMAIN), 9).tokenizer.hash
 
 
 def test_punctuation_and_words_are_not_merged(base: Tokenizer) -> None:
     tokens = extend_tokenizer(base, ["(kinase) kinase, kinase. kinase-receptor"] * 9, 30).tokens
     assert tokens
-    assert not any(set("(),.-") & set(piece) and set("kinaserecpto") & set(piece) for piece in tokens)
+    assert not any(set("(),.-") & set(token) and set("kinaserecpto") & set(token) for token in tokens)
 
 
 def test_intermediate_tokens_are_dropped() -> None:
-    """Pieces on the way to a word are given up for ones that save more, but for BPE, which needs them."""
+    """Intermediate tokens of a word make room for tokens that save more, except in BPE, which needs them."""
     letters = [*"abcdefgh", *(f"##{letter}" for letter in "abcdefgh")]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     backend = tokenizers.Tokenizer(
-        models.WordPiece({piece: index for index, piece in enumerate([*special, *letters])}, unk_token="[UNK]")
+        models.WordPiece({token: index for index, token in enumerate([*special, *letters])}, unk_token="[UNK]")
     )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     extension = extend_tokenizer(Tokenizer(backend), ["abc"] * 9 + ["def"] * 5, 2)
     assert extension.tokens == ("abc", "def")
     assert extension.best[0].parts == ("a", "##b", "##c")
     assert extension.best[0].tokens_saved == 18
-    joined = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate("abcd")}, []))
-    joined.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert extend_tokenizer(Tokenizer(joined), ["abcd"] * 9, 3).tokens == ("ab", "abc", "abcd")
+    bpe = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate("abcd")}, []))
+    bpe.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert extend_tokenizer(Tokenizer(bpe), ["abcd"] * 9, 3).tokens == ("ab", "abc", "abcd")
 
 
 def test_vocab_txt_is_extended_for_transformers(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_vocab_txt_is_extended_for_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
 def test_added_tokens_keep_their_ids(kind: str) -> None:
-    """DeBERTa v3 has its mask after all pieces, where the first new one would go."""
+    """DeBERTa v3 has its mask token after all others, at the id of the first new token."""
     learned = learn_tokenizer(GENERAL, kind, 400, progress=False)
     backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
     backend.add_special_tokens(["[DRUG]"])
@@ -167,15 +167,15 @@ def test_tokenizer_difference(base: Tokenizer) -> None:
     parts = new_tokens(base, extended)
     assert sorted(parts) == [*range(base.size, extended.size)]
     for gain in extension.best:
-        assert base.tokens(parts[extended.vocabulary[gain.piece]]) == [*gain.parts]
+        assert base.tokens(parts[extended.vocabulary[gain.token]]) == [*gain.parts]
     other = learn_tokenizer(DOMAIN, "wordpiece", 300, progress=False)
     assert str(tokenizer_difference(base, other)).startswith("id ")
     cased = json.loads(json.dumps(base.content))
     cased["normalizer"] = None
-    assert "normalizer is another" in str(tokenizer_difference(base, Tokenizer.from_json(json.dumps(cased))))
+    assert "normalizer differs" in str(tokenizer_difference(base, Tokenizer.from_json(json.dumps(cased))))
 
 
-def test_new_added_tokens_are_spelled_as_text() -> None:
+def test_new_added_tokens_are_encoded_as_text() -> None:
     base = learn_tokenizer(GENERAL, "wordpiece", 120, progress=False)
     backend = tokenizers.Tokenizer.from_str(json.dumps(base.content))
     backend.add_tokens(["brown fox", "東"])
@@ -185,11 +185,12 @@ def test_new_added_tokens_are_spelled_as_text() -> None:
     }
 
 
-def test_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_command_writes_tokenizer_and_result(
+    texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "domain.txt").write_text("\n\n".join(DOMAIN), encoding="utf-8")
     metrics = bertsmith.tokenizer([tmp_path / "domain.txt"], extend=corpus_folder, tokens=12, out=tmp_path / "out")
-    said = capsys.readouterr().out
-    assert "12 tokens added" in said
+    assert "12 tokens added" in capsys.readouterr().out
     assert metrics["tokens_added"] == 12
     assert metrics["tokens_per_word_after"] < metrics["tokens_per_word_before"]
     assert len(metrics["best"]) == 10
@@ -201,7 +202,7 @@ def test_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"tokens": 0}, "tokens is 0; it must be at least 1"),
         ({"kind": "wordpiece"}, "--kind is 'wordpiece' with --extend"),
@@ -211,16 +212,18 @@ def test_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytes
         ({"extend": "nowhere"}, "tokenizer 'nowhere' does not exist"),
     ],
 )
-def test_bad_settings_write_nothing(changes: dict, sentence: str, texts: Path, corpus_folder: Path, tmp_path) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_settings_write_nothing(
+    changes: dict, message: str, texts: Path, corpus_folder: Path, tmp_path
+) -> None:
+    with pytest.raises(InputError, match=message):
         bertsmith.tokenizer([texts], **{"extend": corpus_folder, "out": tmp_path / "out", **changes})
     assert not (tmp_path / "out").exists()
 
 
 def test_unsupported_tokenizers_raise(base: Tokenizer) -> None:
-    with pytest.raises(InputError, match="the tokenizer's model is WordLevel; allowed for an extension: BPE, Unigram"):
+    with pytest.raises(InputError, match="the tokenizer's model is WordLevel; an extension supports BPE, Unigram"):
         extend_tokenizer(Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))), DOMAIN, 5)
     with pytest.raises(InputError, match="needs no extension"):
         extend_tokenizer(base, ["kinase"], 5)
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match="has no text"):
         extend_tokenizer(base, [], 5)

@@ -1,4 +1,4 @@
-"""Pairs made of documents: what stands in them, what is left out, and that the seed alone decides."""
+"""Pairs of passages: their kinds, dropped lines, and reproducibility by seed."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +10,8 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.runs.pairs import ROWS
-from bertsmith.text.passages import KINDS, Lengths, Passages, kinds_of, pairs_of
-from bertsmith.text.readers import read_rows, read_titled
+from bertsmith.text.passages import KINDS, Lengths, Passages, pairs_of, parse_kinds
+from bertsmith.text.readers import read_documents_with_titles, read_rows
 
 FIRST = [f"The river number {n} flows down to the sea." for n in ("one", "two", "three", "four", "five")]
 SECOND = [f"Old houses of the {n} street are made of stone." for n in ("first", "second", "third")]
@@ -24,39 +24,39 @@ def passages(document: str = DOCUMENT, title: str | None = "Rivers") -> Passages
     return Passages.of(document, Lengths(), title)
 
 
-def drawn(kind: str, wanted: int = 50) -> list[tuple[str, str]]:
-    return [pair for _, pair in pairs_of(passages(), {kind: wanted}, Random(0))]
+def draw_pairs(kind: str, count: int = 50) -> list[tuple[str, str]]:
+    return [pair for _, pair in pairs_of(passages(), {kind: count}, Random(0))]
 
 
 def test_headings_short_sentences_and_formulas_are_dropped() -> None:
     assert passages().paragraphs == (tuple(FIRST), tuple(SECOND))
 
 
-def test_where_lines_are_sentences_the_document_is_a_paragraph() -> None:
-    found = passages("\n".join([*FIRST, "A heading of five words", *SECOND]))
-    assert found.paragraphs == ((*FIRST, *SECOND),)
+def test_document_of_one_sentence_per_line_is_one_paragraph() -> None:
+    document = passages("\n".join([*FIRST, "A heading of five words", *SECOND]))
+    assert document.paragraphs == ((*FIRST, *SECOND),)
 
 
 def test_pairs_of_each_kind() -> None:
     neighbours = [*pairwise(FIRST), *pairwise(SECOND)]
-    apart = [(a, b) for part in (FIRST, SECOND) for i, a in enumerate(part) for b in part[i + 2 :]]
-    assert sorted(drawn("neighbours")) == sorted(neighbours)
-    assert sorted(drawn("together")) == sorted(apart)
-    assert set(drawn("title")) <= {("Rivers", sentence) for sentence in FIRST}
-    assert sorted(drawn("same")) == sorted((text, text) for text in (*FIRST, *SECOND))
-    for sentence, run in drawn("crop"):
-        assert run in sentence
-        assert 5 <= len(run.split()) < len(sentence.split())
-    for sentence, changed in drawn("altered"):
+    apart = [(a, b) for texts in (FIRST, SECOND) for i, a in enumerate(texts) for b in texts[i + 2 :]]
+    assert sorted(draw_pairs("neighbours")) == sorted(neighbours)
+    assert sorted(draw_pairs("together")) == sorted(apart)
+    assert set(draw_pairs("title")) <= {("Rivers", sentence) for sentence in FIRST}
+    assert sorted(draw_pairs("same")) == sorted((text, text) for text in (*FIRST, *SECOND))
+    for sentence, crop in draw_pairs("crop"):
+        assert crop in sentence
+        assert 5 <= len(crop.split()) < len(sentence.split())
+    for sentence, changed in draw_pairs("altered"):
         assert changed != sentence
         assert set(changed.split()) <= set(sentence.split())
 
 
 def test_spans_overlap_or_adjoin() -> None:
     words = [f"word{chr(97 + index // 26)}{chr(97 + index % 26)}" for index in range(60)]
-    found = passages(" ".join(words[:30]) + ". " + " ".join(words[30:]).capitalize() + ".")
-    positions = {word: index for index, word in enumerate(" ".join(found.sentences).split())}
-    pairs = [pair for _, pair in pairs_of(found, {"spans": 200}, Random(0))]
+    document = passages(" ".join(words[:30]) + ". " + " ".join(words[30:]).capitalize() + ".")
+    positions = {word: index for index, word in enumerate(" ".join(document.sentences).split())}
+    pairs = [pair for _, pair in pairs_of(document, {"spans": 200}, Random(0))]
     assert len(pairs) > 150
     for pair in pairs:
         (begin, end), (other, last) = sorted(
@@ -68,8 +68,8 @@ def test_spans_overlap_or_adjoin() -> None:
 
 
 def test_short_documents_give_fewer_pairs() -> None:
-    nothing = Passages.of("A heading.", Lengths(), None)
-    assert list(pairs_of(nothing, dict.fromkeys(KINDS, 3), Random(0))) == []
+    empty = Passages.of("A heading.", Lengths(), None)
+    assert list(pairs_of(empty, dict.fromkeys(KINDS, 3), Random(0))) == []
 
 
 def write(folder: Path) -> Path:
@@ -79,10 +79,10 @@ def write(folder: Path) -> Path:
     return file
 
 
-def test_titles_are_read_beside_documents(tmp_path: Path) -> None:
+def test_titles_are_read_with_documents(tmp_path: Path) -> None:
     text = tmp_path / "plain.txt"
     text.write_text("One.\n\nTwo.\n")
-    assert list(read_titled([write(tmp_path), text])) == [
+    assert list(read_documents_with_titles([write(tmp_path), text])) == [
         ("Rivers", DOCUMENT),
         (None, DOCUMENT),
         (None, "One."),
@@ -105,19 +105,19 @@ def test_command_writes_a_fine_tuning_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"kinds": ["sam"]}, "--kinds names 'sam'; did you mean"),
-        ({"kinds": ["same=0"]}, "--kinds is 'same=0'; allowed after =: how many of a document"),
+        ({"kinds": ["same=0"]}, "--kinds is 'same=0'; allowed after =: the number of pairs per document"),
         ({"min_words": 9, "max_words": 8}, "min_words is 9 and max_words is 8"),
         ({"documents": 0}, "--documents is 0; allowed: 1 or more"),
         ({"min_words": 30, "kinds": ["same"]}, "none of the 2 documents has a sentence of 30 to 40 words"),
     ],
 )
-def test_invalid_settings_of_pairs_raise(settings: dict[str, object], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_settings_of_pairs_raise(settings: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         bertsmith.pairs([write(tmp_path)], out=tmp_path / "out", **settings)
 
 
 def test_bare_kind_means_the_default_number() -> None:
-    assert kinds_of(["neighbours", "same=9"]) == {"neighbours": 5, "same": 9}
+    assert parse_kinds(["neighbours", "same=9"]) == {"neighbours": 5, "same": 9}

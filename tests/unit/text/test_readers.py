@@ -1,4 +1,4 @@
-"""Documents come out of every kind of file, and every broken file is named with its place."""
+"""Document readers for all file formats; errors name the file and line."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from bertsmith.text import readers
 from bertsmith.text.readers import find_files, read_documents
 
 DOCUMENTS = ["First line.\nSecond line.", "Ünïcode 東京 text", "last"]
-PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
 
 
 def as_text(documents):
@@ -23,11 +23,11 @@ def as_json(documents):
     return b"".join(json.dumps({"text": document}).encode() + b"\n" for document in documents)
 
 
-@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize(("ending", "content"), [(".txt", as_text(DOCUMENTS)), (".jsonl", as_json(DOCUMENTS))])
-def test_every_compression_gives_the_same_documents(tmp_path, ending, content, packing):
-    file = tmp_path / f"data{ending}{packing}"
-    file.write_bytes(PACK[packing](content))
+def test_every_compression_gives_the_same_documents(tmp_path, ending, content, compression):
+    file = tmp_path / f"data{ending}{compression}"
+    file.write_bytes(COMPRESS[compression](content))
     assert list(read_documents([file])) == DOCUMENTS
 
 
@@ -35,8 +35,8 @@ def test_chunks_may_end_inside_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "READ_BYTES", 32)
     file = tmp_path / "data.jsonl.zst"
     content = as_json(DOCUMENTS)
-    # two frames after one another are one file
-    file.write_bytes(PACK[".zst"](content) + PACK[".zst"](content))
+    # a file may consist of several frames
+    file.write_bytes(COMPRESS[".zst"](content) + COMPRESS[".zst"](content))
     assert list(read_documents([file])) == DOCUMENTS * 2
 
 
@@ -46,8 +46,8 @@ def test_text_keeps_lines_and_skips_empty_documents(tmp_path):
     assert list(read_documents([file])) == ["one\ntwo", "three"]
 
 
-def test_text_without_blank_lines_is_cut_at_a_line_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_TEXT_DOCUMENT", 10)
+def test_text_without_blank_lines_is_split_at_a_line_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_TEXT_DOCUMENT", 10)
     file = tmp_path / "data.txt"
     file.write_text("aaaaaa\nbbbbbb\ncc\n")
     assert list(read_documents([file])) == ["aaaaaa\nbbbbbb", "cc"]
@@ -84,25 +84,25 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     ("row", "message"),
     [
         (b"{not json}", r"line 2 is not valid JSON"),
-        (b"[1]", r"line 2 holds a list"),
+        (b"[1]", r"line 2 is a list"),
         (b'{"txt": "x"}', r"line 2 has no field 'text'; did you mean 'txt'"),
         (b'{"text": null}', r"line 2: field 'text' is null; it must be a string"),
         (b'{"text": 3}', r"line 2: field 'text' is int"),
-        (b'{"text": "\\ud800"}', r"line 2: field 'text' holds half a surrogate pair"),
+        (b'{"text": "\\ud800"}', r"line 2: field 'text' has an unpaired surrogate"),
         (b'{"text": "\xff"}', r"line 2 is not UTF-8 \(byte 0xff at position 10\)"),
     ],
 )
-def test_broken_json_rows_are_named(tmp_path, row, message):
+def test_broken_json_rows_raise_with_their_line(tmp_path, row, message):
     file = tmp_path / "data.jsonl"
     file.write_bytes(b'{"text": "fine"}\n' + row + b"\n")
     with pytest.raises(InputError, match=rf"data\.jsonl' {message}"):
         list(read_documents([file]))
 
 
-@pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
-def test_truncated_and_broken_archives_are_named(tmp_path, packing):
-    content = PACK[packing](b"".join(f'{{"text": "row {number**3}"}}\n'.encode() for number in range(2000)))
-    file = tmp_path / f"data.jsonl{packing}"
+@pytest.mark.parametrize("compression", [".gz", ".xz", ".zst"])
+def test_truncated_and_broken_archives_raise(tmp_path, compression):
+    content = COMPRESS[compression](b"".join(f'{{"text": "row {number**3}"}}\n'.encode() for number in range(2000)))
+    file = tmp_path / f"data.jsonl{compression}"
     file.write_bytes(content[:-30])
     with pytest.raises(InputError, match=r"data\.jsonl.*is a truncated archive"):
         list(read_documents([file]))
@@ -112,19 +112,19 @@ def test_truncated_and_broken_archives_are_named(tmp_path, packing):
 
 
 def test_overlong_line_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 1 << 20)
     file = tmp_path / "data.txt"
     file.write_bytes(b"x" * (3 << 20))
     with pytest.raises(InputError, match="line 1 is longer than 1 MB"):
         list(read_documents([file]))
 
 
-def test_files_are_found_sorted_and_once(tmp_path):
+def test_files_are_sorted_without_duplicates(tmp_path):
     for name in ("b.txt", "a.jsonl.xz", "notes.md", ".hidden.txt", "deep/c.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    found = find_files([tmp_path / "b.txt", tmp_path])
-    assert [file.relative_to(tmp_path).as_posix() for file in found] == ["a.jsonl.xz", "b.txt", "deep/c.parquet"]
+    files = find_files([tmp_path / "b.txt", tmp_path])
+    assert [file.relative_to(tmp_path).as_posix() for file in files] == ["a.jsonl.xz", "b.txt", "deep/c.parquet"]
 
 
 def test_unusable_paths_raise(tmp_path):
@@ -132,16 +132,16 @@ def test_unusable_paths_raise(tmp_path):
     (tmp_path / "notes.md").write_text("x")
     for path, message in [
         (tmp_path / "none", "none' does not exist"),
-        (tmp_path / "empty", "holds no text file; allowed endings: .txt"),
+        (tmp_path / "empty", "has no text file; allowed endings: .txt"),
         (tmp_path / "notes.md", "no known ending; allowed: .txt"),
     ]:
         with pytest.raises(InputError, match=message):
             find_files([path])
 
 
-def test_watch_sees_every_byte_on_disk(tmp_path):
+def test_watch_counts_the_bytes_on_disk(tmp_path):
     file = tmp_path / "data.jsonl.xz"
-    file.write_bytes(PACK[".xz"](as_json(DOCUMENTS)))
+    file.write_bytes(COMPRESS[".xz"](as_json(DOCUMENTS)))
     seen = []
     list(read_documents([file], watch=seen.append))
     assert sum(seen) == file.stat().st_size

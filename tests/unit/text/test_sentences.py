@@ -1,4 +1,4 @@
-"""Sentences end where a reader would end them."""
+"""Sentence splitting of abbreviations, numbers, quotes and several scripts."""
 
 import random
 
@@ -28,9 +28,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_sentences_end_at_the_marked_positions(case):
-    wanted = case.split("|")
-    joined = "".join(wanted) if any("\u3040" <= letter <= "\u9fff" for letter in case) else " ".join(wanted)
-    assert split_sentences(joined) == wanted
+    sentences = case.split("|")
+    separator = "" if any("\u3040" <= letter <= "\u9fff" for letter in case) else " "
+    assert split_sentences(separator.join(sentences)) == sentences
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n", "\u2028"])

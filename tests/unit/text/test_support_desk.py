@@ -1,4 +1,4 @@
-"""The bundled messages: clean, unique, the same labels in both splits."""
+"""The bundled support desk data: clean, unique, with equal labels in both splits."""
 
 import json
 import re
@@ -23,8 +23,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9']+", text.lower()))
 
 
-def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / len(one | other)
+def _jaccard(first: frozenset[str], second: frozenset[str]) -> float:
+    return len(first & second) / len(first | second)
 
 
 def test_splits_have_the_same_labels() -> None:
@@ -34,7 +34,7 @@ def test_splits_have_the_same_labels() -> None:
 
 
 def test_unknown_split_raises() -> None:
-    with pytest.raises(InputError, match="part is 'test'; allowed: train, dev"):
+    with pytest.raises(InputError, match="split is 'test'; allowed: train, dev"):
         support_desk("test")
 
 
@@ -48,7 +48,7 @@ def test_messages_are_unique() -> None:
 def test_dev_has_no_near_duplicates_of_train() -> None:
     seen = [_words(text) for text in messages()]
     held_out = [row["text"] for row in support_desk("dev")]
-    assert [text for text in held_out if any(_likeness(_words(text), words) > 0.7 for words in seen)] == []
+    assert [text for text in held_out if any(_jaccard(_words(text), words) > 0.7 for words in seen)] == []
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -66,7 +66,7 @@ def test_files_are_clean(name: str) -> None:
 
 
 def test_splits_are_shuffled() -> None:
-    """Whoever takes the first rows alone gets every label."""
+    """The first rows contain every label."""
     for split in SPLITS:
         rows = support_desk(split)
         assert {row["label"] for row in rows[:200]} == {row["label"] for row in rows}
@@ -74,10 +74,10 @@ def test_splits_are_shuffled() -> None:
 
 def test_messages_contain_train_but_not_dev() -> None:
     train = [row["text"] for row in support_desk("train")]
-    told = list(messages())
-    assert told[: len(train)] == train
-    assert len(told) - len(train) >= 600
-    assert not set(told) & {row["text"] for row in support_desk("dev")}
+    texts = list(messages())
+    assert texts[: len(train)] == train
+    assert len(texts) - len(train) >= 600
+    assert not set(texts) & {row["text"] for row in support_desk("dev")}
 
 
 def test_is_recognised_as_classification(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables: every format gives the same rows, pairs of columns, and errors that name file and line."""
+"""Table files: all formats give equal rows, and errors name file and line."""
 
 import csv
 import gzip
@@ -19,10 +19,9 @@ from bertsmith.text.tables import find_split_file, open_splits, read_split
 ROWS = [{"text": 'a "b", c', "label": "1"}, {"text": "über\nzwei", "label": "0"}, {"text": "", "label": "1"}]
 
 
-def packed(path: Path, content: str) -> Path:
-    data = content.encode()
-    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
-    path.write_bytes(pack.get(path.suffix, bytes)(data))
+def write_compressed(path: Path, content: str) -> Path:
+    compress = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+    path.write_bytes(compress.get(path.suffix, bytes)(content.encode()))
     return path
 
 
@@ -34,20 +33,20 @@ def as_csv(rows: list[dict[str, str]], path: Path) -> str:
     return (path / "scratch").read_bytes().decode()
 
 
-@pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("form", [".jsonl", ".csv", ".tsv"])
-def test_every_format_gives_the_same_rows(form: str, packing: str, tmp_path: Path) -> None:
-    rows = ROWS if form != ".tsv" else [{**row, "text": row["text"].replace("\n", " ")} for row in ROWS]
+@pytest.mark.parametrize("compression", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".tsv"])
+def test_every_format_gives_the_same_rows(ending: str, compression: str, tmp_path: Path) -> None:
+    rows = ROWS if ending != ".tsv" else [{**row, "text": row["text"].replace("\n", " ")} for row in ROWS]
     content = {
         ".jsonl": "".join(json.dumps(row) + "\n" for row in rows),
         ".csv": as_csv(rows, tmp_path),
         ".tsv": "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in rows),
-    }[form]
-    file = packed(tmp_path / f"train{form}{packing}", content)
+    }[ending]
+    file = write_compressed(tmp_path / f"train{ending}{compression}", content)
     for data in (tmp_path, file):
         assert list(read_split(data, "train")) == rows
-    # the text of the second row goes over two lines in .csv
-    assert read_split(file, "dev").numbers == {".jsonl": [1, 2, 3], ".csv": [2, 3, 5], ".tsv": [2, 3, 4]}[form]
+    # the text of the second row spans two lines in .csv
+    assert read_split(file, "dev").numbers == {".jsonl": [1, 2, 3], ".csv": [2, 3, 5], ".tsv": [2, 3, 4]}[ending]
 
 
 def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_byte_order_mark_and_windows_line_ends_are_removed(tmp_path: Path) -> No
     assert table.numbers == [2, 4]
 
 
-def test_the_unnamed_first_column_of_pandas_is_an_index(tmp_path: Path) -> None:
+def test_unnamed_first_column_is_a_pandas_index(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(",text\n0,a\n")
     assert list(read_split(tmp_path, "train")) == [{"index": "0", "text": "a"}]
 
@@ -90,7 +89,7 @@ def test_long_csv_field_is_read_and_the_global_limit_restored(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "message"),
     [
         ("train.csv", "text,label\na,b\nc\n", r"line 3 has 1 fields; its first line names 2 columns \(text, label\)"),
         ("train.tsv", "text\tlabel\na\tb\tc\n", r"line 2 has 3 fields"),
@@ -100,12 +99,12 @@ def test_long_csv_field_is_read_and_the_global_limit_restored(tmp_path: Path) ->
         ("train.tsv", "text,label\na,b\n", r"',' in its name"),
         ("train.csv", 'text,label\na,b\n"c,d\ne,f\n', r"line 3 opens a quote that is never closed"),
         ("train.csv", 'text,label\n"a"b,c\n', r"line 2 is not valid CSV"),
-        ("train.csv", "text,label\na\0,b\n", r"line 2 holds a NUL byte"),
-        ("train.tsv", "text\tlabel\na\0\tb\n", r"line 2 holds a NUL byte"),
+        ("train.csv", "text,label\na\0,b\n", r"line 2 contains a NUL byte"),
+        ("train.tsv", "text\tlabel\na\0\tb\n", r"line 2 contains a NUL byte"),
         ("train.csv", "", r"is empty; its first line must name the columns"),
         ("train.csv", "text,label\n", r"has no rows"),
         ("train.jsonl", "\n", r"has no rows"),
-        ("train.jsonl", '{"a": 1}\n[1]\n', r"line 2 holds a list; every line must be one JSON object"),
+        ("train.jsonl", '{"a": 1}\n[1]\n', r"line 2 is a list; every line must be one JSON object"),
         ("train.jsonl", '{"a": 1}\n{"a": \n', r"line 2 is not valid JSON"),
         ("train.csv", b"text\n\xff\n", r"line 2 is not UTF-8"),
         ("train.csv.gz", b"text", r"broken .gz archive"),
@@ -113,25 +112,25 @@ def test_long_csv_field_is_read_and_the_global_limit_restored(tmp_path: Path) ->
         ("train.json", "{}", r"has no train.jsonl"),
     ],
 )
-def test_errors_name_file_and_line(name: str, content: str | bytes, sentence: str, tmp_path: Path) -> None:
+def test_errors_name_file_and_line(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         read_split(tmp_path, "train")
 
 
 def test_split_in_two_formats_raises(tmp_path: Path) -> None:
     for name in ("train.csv", "train.jsonl.gz"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match=r"has train.jsonl.gz and train.csv for one part"):
+    with pytest.raises(InputError, match=r"has train.jsonl.gz and train.csv for one split"):
         read_split(tmp_path, "train")
 
 
 @pytest.mark.parametrize("data", ["nowhere", "missing.csv", "./a/b", "a b/c", "TMP/slip", "/no/such"])
 def test_missing_path_is_not_looked_up_on_the_hub(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_: pytest.fail("was asked")))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_: pytest.fail("loaded")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TMP").mkdir()
-    with pytest.raises(InputError, match=r"does not exist; give a folder, a file, or a name on the hub"):
+    with pytest.raises(InputError, match=r"does not exist; use a folder, a file, or a name on the hub"):
         open_splits(data)
 
 
@@ -140,50 +139,50 @@ def test_single_file_is_one_split_only(tmp_path: Path) -> None:
     splits = open_splits(tmp_path / "mine.csv")
     assert splits.find("dev") is None
     assert len(splits.read("train")) == 1
-    with pytest.raises(InputError, match=r"is one file, the train part; it has no dev part"):
+    with pytest.raises(InputError, match=r"is a single file, the train split; it has no dev split"):
         splits.read("dev")
 
 
-class _Part(list):
+class _Split(list):
     @property
     def features(self) -> dict[str, object]:
         classes = SimpleNamespace(names=["no", "yes"])
         return {"text": SimpleNamespace(), "label": classes, "tags": SimpleNamespace(feature=classes)}
 
 
-def test_hub_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_hub_names_are_tried_as_name_and_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
     rows = [{"text": "a", "label": 1, "tags": [0, 1]}, {"text": "b", "label": -1, "tags": []}]
 
-    def load_dataset(name: str, config: str | None) -> dict[str, _Part]:
-        asked.append((name, config))
+    def load_dataset(name: str, config: str | None) -> dict[str, _Split]:
+        calls.append((name, config))
         if name == "glue/mrpc":
-            raise FileNotFoundError("no such set\nlong story")
+            raise FileNotFoundError("no such dataset\ndetails")
         if name == "gone":
             raise ValueError("nothing")
-        return {"train": _Part(rows), "validation": _Part(rows[:1]), "empty": _Part()}
+        return {"train": _Split(rows), "validation": _Split(rows[:1]), "empty": _Split()}
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     splits = open_splits("glue/mrpc")
-    assert asked == [("glue/mrpc", None), ("glue", "mrpc")]
+    assert calls == [("glue/mrpc", None), ("glue", "mrpc")]
     assert list(splits.read("dev")) == [{"text": "a", "label": "yes", "tags": ["no", "yes"]}]
     assert list(splits.read("train"))[1] == {"text": "b", "label": None, "tags": []}
     assert splits.read("train").location(1) == "glue/mrpc (train) row 1"
-    with pytest.raises(InputError, match=r"'glue/mrpc' has no part 'test'; allowed: empty, train, validation"):
+    with pytest.raises(InputError, match=r"'glue/mrpc' has no split 'test'; allowed: empty, train, validation"):
         splits.read("test")
     with pytest.raises(InputError, match=r"has no rows"):
         splits.read("empty")
-    asked.clear()
+    calls.clear()
     open_splits("some/set:de"), open_splits("some/set/de"), open_splits("set:de")
-    assert asked == [("some/set", "de"), ("some/set", "de"), ("set", "de")]
-    with pytest.raises(InputError, match=r"'gone:x' is neither a file .* nor to be had from the hub: nothing"):
+    assert calls == [("some/set", "de"), ("some/set", "de"), ("set", "de")]
+    with pytest.raises(InputError, match=r"'gone:x' is neither a local file .* nor available from the hub: nothing"):
         open_splits("gone:x")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"needs datasets, which is not installed: pip install 'bertsmith\[hf\]'"):
         open_splits("glue/mrpc")
 
 
-def test_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_in_hub_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set" / "data").mkdir(parents=True)
@@ -193,7 +192,7 @@ def test_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("value", "number"), [(" 3.5 ", 3.5), ("1e-3", 0.001), (4, 4.0), (-0.5, -0.5)])
-def test_numbers_may_be_written_as_texts(value: object, number: float) -> None:
+def test_numbers_may_be_strings_in_tables(value: object, number: float) -> None:
     assert table_of([{"score": value}], "rows").number(0, "score") == number
 
 
@@ -203,8 +202,8 @@ def test_non_finite_number_raises(value: object) -> None:
         Table("file 'x'", [{"score": value}], [9]).number(0, "score")
 
 
-def test_surrogate_raises() -> None:
-    with pytest.raises(InputError, match=r"row 0: field 'text' holds half a surrogate pair"):
+def test_unpaired_surrogate_raises() -> None:
+    with pytest.raises(InputError, match=r"row 0: field 'text' has an unpaired surrogate"):
         table_of([{"text": "a\ud800"}], "rows").text(0, "text")
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer agrees with Hugging Face's, finds its special tokens, and learned ones keep their promises."""
+"""The tokenizer against Hugging Face's, special tokens, the word cache, and trained tokenizers."""
 
 import json
 import pickle
@@ -83,12 +83,12 @@ def test_wordpiece_agrees_with_hugging_face(folder, settings):
     texts = [random_text(generator) for _ in range(400)]
     assert ours.encode_plain(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
     pairs = [random_text(generator) for _ in texts]
-    for given, limit in ((None, 20), (pairs, 24)):
-        wanted = theirs(texts, given, truncation=True, max_length=limit, padding=True, return_tensors="np")
-        found = ours.encode(texts, given, max_length=limit)
+    for second, limit in ((None, 20), (pairs, 24)):
+        expected = theirs(texts, second, truncation=True, max_length=limit, padding=True, return_tensors="np")
+        encoded = ours.encode(texts, second, max_length=limit)
         for name in ("input_ids", "attention_mask", "token_type_ids"):
-            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
-            assert found[name].dtype == np.int64
+            np.testing.assert_array_equal(encoded[name], expected[name], err_msg=name)
+            assert encoded[name].dtype == np.int64
 
 
 def test_word_cache_gives_the_same_tokens(folder):
@@ -99,18 +99,18 @@ def test_word_cache_gives_the_same_tokens(folder):
         for _ in range(15):
             texts = [random_text(generator) for _ in range(20)]
             tokens, lengths = cache.encode([*texts, ""])
-            wanted = tokenizer.encode_plain([*texts, ""])
-            assert tokens.tolist() == [token for row in wanted for token in row]
-            assert lengths.tolist() == [len(row) for row in wanted]
+            expected = tokenizer.encode_plain([*texts, ""])
+            assert tokens.tolist() == [token for row in expected for token in row]
+            assert lengths.tolist() == [len(row) for row in expected]
             lines = [text.replace("\n", " ").replace("\r", " ") for text in texts]
             tokens, lengths = cache.encode(lines)
-            wanted = tokenizer.encode_plain(lines)
-            assert tokens.tolist() == [token for row in wanted for token in row]
-            assert lengths.tolist() == [len(row) for row in wanted]
+            expected = tokenizer.encode_plain(lines)
+            assert tokens.tolist() == [token for row in expected for token in row]
+            assert lengths.tolist() == [len(row) for row in expected]
 
 
 def test_word_cache_stays_correct_after_it_is_cleared(folder, monkeypatch):
-    monkeypatch.setattr("bertsmith.text.word_cache.WORDS_KEPT", 5)
+    monkeypatch.setattr("bertsmith.text.word_cache.MAX_WORDS", 5)
     tokenizer = Tokenizer.load(folder)
     cache = WordCache(tokenizer)
     for text in ("the un unknown abc cab, bca.", "abc the un (unknown) bac"):
@@ -129,17 +129,17 @@ def test_roles_and_size(folder):
     assert starts[:5].all()
 
 
-def test_missing_role_is_named_only_on_access(tmp_path):
+def test_missing_special_token_raises_only_on_access(tmp_path):
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 5}, unk_token="<s>"))
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.start == 0
     assert tokenizer.size == 6
-    with pytest.raises(InputError, match=r"no mask token; its vocabulary must hold \[MASK\] or <mask>"):
+    with pytest.raises(InputError, match=r"no mask token; its vocabulary must contain \[MASK\] or <mask>"):
         _ = tokenizer.mask
 
 
-def test_settings_of_a_file_do_not_leak_into_calls(folder):
+def test_padding_and_truncation_of_a_file_are_ignored(folder):
     backend = Tokenizer.load(folder)._backend
     backend.enable_padding(direction="left", length=50)
     backend.enable_truncation(3)
@@ -152,15 +152,15 @@ def test_settings_of_a_file_do_not_leak_into_calls(folder):
     assert encoded["input_ids"][0, -1] == loaded.pad
 
 
-def test_encode_without_padding_and_bad_arguments(folder):
+def test_encode_without_padding_and_with_invalid_arguments(folder):
     tokenizer = Tokenizer.load(folder)
     rows = tokenizer.encode(["the", "the un the"], padding=False)["input_ids"]
     assert [len(row) for row in rows] == [3, 5]
     assert tokenizer.encode([])["input_ids"].shape == (0, 0)
     for arguments, message in [
-        (("the",), "texts is one string"),
+        (("the",), "texts is a string"),
         ((["the", 3],), r"texts\[1\] is a int"),
-        ((["the"], ["a", "b"]), "pairs holds 2 texts and texts holds 1"),
+        ((["the"], ["a", "b"]), "pairs has length 2 and texts 1"),
         ((["the"], ["a"], 3), "max_length is 3; at least 4"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -170,20 +170,20 @@ def test_encode_without_padding_and_bad_arguments(folder):
 def test_threads_with_different_lengths_are_independent(folder):
     tokenizer = Tokenizer.load(folder)
     texts = ["the un " * 50] * 20
-    wrong = []
+    wrong_shapes = []
 
     def work(limit):
         for _ in range(30):
             shape = tokenizer.encode(texts, max_length=limit)["input_ids"].shape
             if shape != (20, limit):
-                wrong.append(shape)
+                wrong_shapes.append(shape)
 
     threads = [threading.Thread(target=work, args=(limit,)) for limit in (8, 16, 32)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == []
+    assert wrong_shapes == []
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_threads_with_different_lengths_are_independent(folder):
         ("vocab.bin", "", "unknown ending; allowed: tokenizer.json, vocab.txt"),
     ],
 )
-def test_broken_files_are_named(tmp_path, name, content, message):
+def test_broken_files_raise(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         Tokenizer.load(tmp_path / name)
 
 
-def test_missing_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"holds neither tokenizer\.json nor vocab\.txt"):
+def test_missing_files_raise(tmp_path):
+    with pytest.raises(InputError, match=r"has neither tokenizer\.json nor vocab\.txt"):
         Tokenizer.load(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         Tokenizer.load(tmp_path / "none")
@@ -245,7 +245,7 @@ def test_training_twice_gives_the_same_hash(kind):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "unigram"])
-def test_no_text_is_lost(kind):
+def test_decoding_restores_unseen_characters(kind):
     tokenizer = learn_tokenizer(TEXT, kind, 400, lowercase=False, progress=False)
     text = "Ünseen 東京 😀 <0x41> text"
     assert tokenizer.decode(tokenizer.encode_plain([text])[0]) == text
@@ -264,7 +264,7 @@ def test_lowercase_is_optional():
         (TEXT, "bytes", 260, "at least 261"),
         (TEXT, "unigram", 270, "vocabulary is 270, too small"),
         (TEXT, "wordpeice", 400, "kind is 'wordpeice'; did you mean 'wordpiece'"),
-        ([], "bytes", 400, "holds no text"),
+        ([], "bytes", 400, "has no text"),
     ],
 )
 def test_invalid_settings_raise(documents, kind, vocabulary, message):

@@ -30,7 +30,7 @@ from bertsmith.shrinking.fit.measure import Conditions, Measurer, Workload, in_f
 from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
-from bertsmith.tasks.data_source import held_out, task_splits
+from bertsmith.tasks.data_source import hold_out, task_splits
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -112,7 +112,7 @@ def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | N
         return table, train, []
     if settings.split != "dev" or train is None:
         raise splits.missing(settings.split)
-    train, table, notice = held_out(record.task, train, "there is no dev split")
+    train, table, notice = hold_out(record.task, train, "there is no dev split")
     return table, train, [f"{notice}, as in fine-tuning"]
 
 

@@ -1,1 +1,1 @@
-"""Figures of answers against what was right, in percent."""
+"""Metrics of predicted answers against correct ones, in percent."""

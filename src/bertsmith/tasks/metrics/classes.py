@@ -1,7 +1,7 @@
-"""How good answers are that are one of several classes.
+"""Metrics of single-label classification.
 
-All metrics come from three counts per class, in double precision: of a thousand resamples each must cost microseconds.
-The tests compare them with scikit-learn.
+All of them are computed in double precision from three counts per class, because the bootstrap needs each of a thousand
+resamples within microseconds. The tests compare them with scikit-learn.
 """
 
 from dataclasses import dataclass
@@ -11,98 +11,98 @@ import numpy as np
 from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.metrics.base import main_metric
 
-UNKNOWN = -1  # the class of an example of which nobody knows what is right: it counts nowhere
+UNKNOWN = -1  # label of an example without a target; ignored by all metrics
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """How often each class was right, was said, and both.
+    """True positives, predictions and labels of each class.
 
     Shape: all (classes,).
     """
 
     hits: np.ndarray
-    said: np.ndarray
-    right: np.ndarray
+    predicted: np.ndarray
+    actual: np.ndarray
 
     @classmethod
-    def of(cls, said: np.ndarray, right: np.ndarray, classes: int) -> "ClassCounts":
-        """The counts of answers; examples whose right class is UNKNOWN are left out.
+    def of(cls, predicted: np.ndarray, labels: np.ndarray, classes: int) -> "ClassCounts":
+        """Count predictions; examples with the label UNKNOWN are ignored.
 
-        Shape: said and right (examples,), the numbers of classes.
+        Shape: predicted and labels (examples,), class indices.
         """
-        is_known = right != UNKNOWN
+        is_known = labels != UNKNOWN
         if not is_known.all():
-            said, right = said[is_known], right[is_known]
+            predicted, labels = predicted[is_known], labels[is_known]
         return cls(
-            np.bincount(right[said == right], minlength=classes),
-            np.bincount(said, minlength=classes),
-            np.bincount(right, minlength=classes),
+            np.bincount(labels[predicted == labels], minlength=classes),
+            np.bincount(predicted, minlength=classes),
+            np.bincount(labels, minlength=classes),
         )
 
     @classmethod
     def of_confusion(cls, counts: np.ndarray) -> "ClassCounts":
-        """The counts of a confusion matrix.
+        """Return the counts of a confusion matrix.
 
-        Shape: counts (classes that were right, classes that were said).
+        Shape: counts (labels, predictions).
         """
         return cls(counts.diagonal(), counts.sum(0), counts.sum(1))
 
     @property
     def examples(self) -> int:
-        return int(self.right.sum())
+        return int(self.actual.sum())
 
     @property
     def precision(self) -> np.ndarray:
-        """Of each class, the share of its answers that was right; 0 where it was never said."""
-        return _ratio(self.hits, self.said)
+        """Precision of each class; 0 for a class that was never predicted."""
+        return _ratio(self.hits, self.predicted)
 
     @property
     def recall(self) -> np.ndarray:
-        """Of each class, the share of its examples that was found; 0 where there are none."""
-        return _ratio(self.hits, self.right)
+        """Recall of each class; 0 for a class without examples."""
+        return _ratio(self.hits, self.actual)
 
     @property
     def f1(self) -> np.ndarray:
-        """Of each class, the harmonic mean of precision and recall; 0 where it is neither said nor right."""
-        return _ratio(2 * self.hits, self.said + self.right)
+        """F1 of each class; 0 for a class that is neither predicted nor present."""
+        return _ratio(2 * self.hits, self.predicted + self.actual)
 
 
 def accuracy(counts: ClassCounts) -> float:
-    """The share of answers that are right, in percent, as all metrics here."""
+    """Accuracy in percent, like all metrics here."""
     return 100 * float(counts.hits.sum()) / max(1, counts.examples)
 
 
 def macro_f1(counts: ClassCounts) -> float:
-    """The mean of F1 over the classes that were said or right at least once."""
-    is_there = counts.said + counts.right > 0
-    return 100 * float(counts.f1[is_there].mean()) if is_there.any() else 0.0
+    """Mean F1 over the classes that were predicted or present at least once."""
+    is_used = counts.predicted + counts.actual > 0
+    return 100 * float(counts.f1[is_used].mean()) if is_used.any() else 0.0
 
 
 def weighted_f1(counts: ClassCounts) -> float:
-    """The mean of F1 over all classes, each as often as it was right."""
-    return 100 * float(counts.f1 @ counts.right) / max(1, counts.examples)
+    """Mean F1 over all classes, weighted by their number of examples."""
+    return 100 * float(counts.f1 @ counts.actual) / max(1, counts.examples)
 
 
 def matthews(counts: ClassCounts) -> float:
-    """The correlation of what was said with what was right; 0 where one of them never varies."""
+    """Matthews correlation of predictions and labels; 0 if one of them is constant."""
     examples = counts.examples
-    said, right = counts.said.astype(np.float64), counts.right.astype(np.float64)
-    together = float(counts.hits.sum()) * examples - float(said @ right)
-    spread = (examples**2 - float(said @ said)) * (examples**2 - float(right @ right))
-    return 100 * together / float(np.sqrt(spread)) if spread > 0 else 0.0
+    predicted, actual = counts.predicted.astype(np.float64), counts.actual.astype(np.float64)
+    covariance = float(counts.hits.sum()) * examples - float(predicted @ actual)
+    variances = (examples**2 - float(predicted @ predicted)) * (examples**2 - float(actual @ actual))
+    return 100 * covariance / float(np.sqrt(variances)) if variances > 0 else 0.0
 
 
 def class_f1(counts: ClassCounts, positive: int) -> float:
-    """F1 of one class where there are two; of more, the mean over all."""
-    return 100 * float(counts.f1[positive]) if len(counts.right) == 2 else macro_f1(counts)
+    """F1 of the positive class for two classes, macro F1 for more."""
+    return 100 * float(counts.f1[positive]) if len(counts.actual) == 2 else macro_f1(counts)
 
 
 CLASS_METRICS = ("accuracy", "f1", "macro_f1", "weighted_f1", "matthews")
 
 
-def class_figure(metric: str, counts: ClassCounts, positive: int = 1) -> float:
-    """One of CLASS_METRICS."""
+def class_metric(metric: str, counts: ClassCounts, positive: int = 1) -> float:
+    """Compute one of CLASS_METRICS."""
     if metric == "f1":
         return class_f1(counts, positive)
     compute = {"accuracy": accuracy, "macro_f1": macro_f1, "weighted_f1": weighted_f1, "matthews": matthews}
@@ -110,25 +110,25 @@ def class_figure(metric: str, counts: ClassCounts, positive: int = 1) -> float:
 
 
 def evaluate_classes(
-    said: np.ndarray, right: np.ndarray, classes: int, metric: str | None, positive: int = 1
+    predicted: np.ndarray, labels: np.ndarray, classes: int, metric: str | None, positive: int = 1
 ) -> Evaluation:
-    """The metrics of some answers; the main one is accuracy unless told otherwise.
+    """Compute the metrics of predicted classes; the default main metric is accuracy.
 
-    `positive` is the class whose F1 is "f1" where there are two.
-    Shape: said and right (examples,), the numbers of classes.
+    `positive` is the class whose F1 is reported as "f1" if there are two.
+    Shape: predicted and labels (examples,), class indices.
     """
     main = main_metric(metric, CLASS_METRICS)
-    counts = ClassCounts.of(said, right, classes)
-    # of more than two classes "f1" is the macro mean already
+    counts = ClassCounts.of(predicted, labels, classes)
+    # for more than two classes "f1" already is the macro mean
     names = [name for name in CLASS_METRICS if name != "macro_f1" or classes == 2 or main == name]
-    metrics = {name: class_figure(name, counts, positive) for name in names}
+    metrics = {name: class_metric(name, counts, positive) for name in names}
 
     def measure(chosen: np.ndarray) -> float:
-        return class_figure(main, ClassCounts.of(said[chosen], right[chosen], classes), positive)
+        return class_metric(main, ClassCounts.of(predicted[chosen], labels[chosen], classes), positive)
 
     return Evaluation(main, metrics, measure)
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    shares: np.ndarray = part / np.maximum(whole, 1)
-    return shares
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    ratios: np.ndarray = numerator / np.maximum(denominator, 1)
+    return ratios

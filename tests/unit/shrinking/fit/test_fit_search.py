@@ -16,7 +16,7 @@ from bertsmith.shrinking.fit import search as run
 from bertsmith.shrinking.fit.result import summarise_search
 from bertsmith.shrinking.fit.search import SearchOutcome, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
-from bertsmith.tasks.data_source import held_out
+from bertsmith.tasks.data_source import hold_out
 from bertsmith.text.tables import read_file
 
 __all__ = ["made_up_scores"]
@@ -274,7 +274,7 @@ def test_rows_that_were_trained_on_are_not_scored_on(folders: Folders, tmp_path:
         assert len(inputs.table) == 24
         assert inputs.train is None
         return
-    kept, apart, said = held_out(inputs.record.task, read_file(source / "train.jsonl"), "there is no dev split")
+    kept, apart, said = hold_out(inputs.record.task, read_file(source / "train.jsonl"), "there is no dev split")
     assert [dict(row) for row in inputs.table] == [dict(row) for row in apart]
     assert inputs.train is not None
     assert len(inputs.train) == len(kept) < 24

@@ -93,7 +93,7 @@ def finetuned(run: Run) -> dict[str, Any]:
     import torch
 
     from bertsmith.runs.finetune import IN_MEMORY, complete_settings, read_settings
-    from bertsmith.tasks.degenerate import answers_alike
+    from bertsmith.tasks.degenerate import has_constant_answers
     from bertsmith.toml import override
     from bertsmith.training.finetuning import make_finetuning, read_data
 
@@ -117,7 +117,7 @@ def finetuned(run: Run) -> dict[str, Any]:
         if not made.trainer.is_finished:
             raise InputError(f"asked to stop after step {progress.step}: no figures")
         evaluation, _ = made.evaluate()
-    is_degenerate = answers_alike(data.settings.task, made.judge.examples, made.judge.answers)
+    is_degenerate = has_constant_answers(data.settings.task, made.judge.examples, made.judge.answers)
     metrics = {
         "metrics": {name: round(value, 4) for name, value in evaluation.metrics.items()},
         "is_degenerate": is_degenerate,

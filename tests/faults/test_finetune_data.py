@@ -54,7 +54,7 @@ def lines(*rows: Any) -> str:
         ({"train.jsonl": lines(*GOOD)}, ["--column", "stars=label"], "'stars' is not a column role"),
         ({"train.jsonl": lines(*GOOD)}, ["--task", "clasification"], "did you mean 'classification'?"),
         ({"train.jsonl": lines({"body": "a", "label": 1})}, [], "which match no kind of task"),
-        ({"train.jsonl": lines({"en": "a", "de": "b"})}, [], "that needs a MODEL with a decoder"),
+        ({"train.jsonl": lines({"en": "a", "de": "b"})}, [], "translation needs a MODEL with a decoder"),
         (
             {"train.jsonl": lines({"en": "a", "de": "b"}), "dev.jsonl": lines({"en": "a", "de": "b"})},
             ["--task", "translation"],

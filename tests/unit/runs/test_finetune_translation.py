@@ -164,7 +164,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
             "--data",
             str(task),
         ],
-        "as a translation has; that needs a MODEL with a decoder": ["finetune", "bert-tiny", *good],
+        "which looks like translation; translation needs a MODEL with a decoder": ["finetune", "bert-tiny", *good],
         "MODEL is 'transformer-tinny', which is neither a bundled model": ["finetune", "transformer-tinny", *good],
         "MODEL is not given": ["finetune", *good],
         "data is not given": ["finetune", "transformer-tiny"],

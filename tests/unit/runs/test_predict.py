@@ -131,7 +131,7 @@ def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch
         (["predict", "SINGLE", "--data", ".", "--split", "tset"], "has no tset.jsonl"),
         (
             ["evaluate", "SINGLE", "--data", "other.csv", "--column", "text=body"],
-            "'label' is 'maybe', which no",
+            "'label' is 'maybe', which is not a label",
         ),
         (["evaluate", "SINGLE", "--data", "nowhere"], "--data 'nowhere' does not exist"),
     ],

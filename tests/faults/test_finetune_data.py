@@ -116,7 +116,10 @@ class TestNotices:
         train = [{"text": str(index), "label": "odd" if index == 0 else "usual"} for index in range(7)]
         dev = [{"text": "new", "label": "odd"}]
         (notice,) = [text for text in read(train, dev).notices if "class_weights" in text]
-        assert notice.startswith("the labels are imbalanced: 85.7 % of train is 'usual', 6.0 times as many rows as 'odd'")
+        expected = "the labels are imbalanced: 85.7 % of train is 'usual', 6.0 times as many rows as 'odd'"
+        assert notice.startswith(expected)
+            "the labels are imbalanced: 85.7 % of train is 'usual', 6.0 times as many rows as 'odd'"
+        )
         assert not [text for text in read(train, dev, class_weights="balanced").notices if "class_weights" in text]
         assert not [text for text in read(train[:6], dev).notices if "class_weights" in text]
 
@@ -129,9 +132,7 @@ class TestNotices:
 
     def test_dev_rows_in_train_give_a_notice(self) -> None:
         notices = read(GOOD, [{"text": "new", "label": 1}, GOOD[1], GOOD[2]]).notices
-        assert (
-            "2 rows of dev are also in train (first: dev row 1); the score on dev may be too high" in notices
-        )
+        assert "2 rows of dev are also in train (first: dev row 1); the score on dev may be too high" in notices
 
     def test_contradicting_labels_give_a_notice(self) -> None:
         notices = read([*GOOD, {"text": "word 0", "label": 1}, GOOD[0]], [{"text": "new", "label": 1}]).notices

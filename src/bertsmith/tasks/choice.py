@@ -52,8 +52,8 @@ class Choice(Task[ChoiceExample]):
     label: str = "label"
     """Column of the correct choice: its index from 0, or its letter from A."""
     keep: Literal["end", "beginning"] = "end"
-    """Which end of an over-long context to keep: "end", next to the question and the choice, or "beginning". The whole
-    context is removed before a choice is cut."""
+    """End of an over-long context to keep: "end", next to the question and the choice, or "beginning". A choice is cut
+    only after the whole context."""
 
     roles: ClassVar[tuple[str, ...]] = ("context", "question", "start", "choices")
     target_roles: ClassVar[tuple[str, ...]] = ("label",)

@@ -79,7 +79,7 @@ def alike_labels(train: Table, column: str, alike: tuple[str, ...]) -> tuple[str
     if "entailment" in names:
         return ("entailment",)
     raise InputError(
-        f"{train.name}: column {column!r} has the labels {', '.join(sorted(names))}; set task.alike to those that mark "
+        f"{train.name}: column {column!r} has the labels {', '.join(sorted(names))}; set task.alike to the labels of "
         "similar pairs"
     )
 
@@ -257,7 +257,7 @@ class TextEmbedding(Task[EmbeddingExample]):
         return embedding_row(value, str(self.text), self.pair)
 
     def _columns(self, table: Table) -> Columns:
-        """Return the columns of a table: those of the task, or the usual ones if the table lacks them.
+        """Return the columns of the task, or the usual ones if the table lacks them.
 
         Models trained on single texts or positives are often evaluated on scored pairs.
         """

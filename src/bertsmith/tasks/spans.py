@@ -43,7 +43,7 @@ def f1(predicted: str, golds: Sequence[str]) -> float:
 
 
 def _normalise_golds(golds: Sequence[str]) -> list[str]:
-    """Return the normalised gold answers that are not empty; [""] if there are none."""
+    """Return the normalised gold answers without empty ones; [""] if all are empty."""
     return [text for text in map(normalise_answer, golds) if text] or [""]
 
 
@@ -216,7 +216,7 @@ class SpanAnswers(Task[SpanExample]):
     n_best: int = Field(default=20, gt=0)
     """Number of start and end positions considered per window, and of candidate answers returned."""
     null_threshold: float = 0.0
-    """Predict no answer if its score exceeds that of the best span by more than this."""
+    """Predict no answer if its score exceeds the score of the best span by more than this."""
 
     roles: ClassVar[tuple[str, ...]] = ("question", "context")
     target_roles: ClassVar[tuple[str, ...]] = ("answer", "impossible", "id")

@@ -115,8 +115,8 @@ class Tagging(Task[TaggedWords]):
     labels: tuple[str, ...] = ()
     """The tag set by index; empty to collect it from the training data."""
     scheme: Scheme | None = None
-    """How tags mark chunks: "iob" (IOB1 is converted to IOB2), "bioes", or "plain" for tags of single words. None
-    decides by the tag set."""
+    """Scheme by which tags mark chunks: "iob" (IOB1 is converted to IOB2), "bioes", or "plain" for tags of single
+    words. None decides by the tag set."""
     context: Literal["sentence", "document"] = "sentence"
     """Context of a word: its sentence, or as much of the surrounding document as fits into a sequence (as BERT's
     NER)."""

@@ -9,7 +9,7 @@ from bertsmith.tasks.base import Evaluation
 
 
 def main_metric(metric: str | None, allowed: Collection[str]) -> str:
-    """Return the name of the main metric: `metric`, or the first allowed one if it is None."""
+    """Return the name of the main metric: `metric`, or the first allowed one by default."""
     main = metric or next(iter(allowed))
     if main not in allowed:
         raise InputError(f"task.metric is {main!r}; {nearest(main, allowed)}")

@@ -1,1 +1,1 @@
-"""Pages and pictures for people: self-contained, without any outside resource."""
+"""HTML reports and PNG pictures; every page is one self-contained file."""

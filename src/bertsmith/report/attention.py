@@ -1,4 +1,4 @@
-"""The attention explorer: every map of every head of a model on one text, as a page or as a part of another page."""
+"""The attention explorer: the maps of all heads of a model on one text, as a page or inside another page."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """Statistics of every head of a map: layer, head and cells of each."""
+    """Statistics of every head of a map; rows are layer, head and cells."""
 
     headings: Sequence[str]
     rows: Sequence[tuple[int, int, Sequence[Cell]]]
@@ -41,7 +41,7 @@ class HeadTable:
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Small charts of the average kernel of every convolution head, all on one scale."""
+    """Small charts of the average kernel of every convolution head, on a common scale."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Explorer:
 
     @classmethod
     def from_arrays(cls, tokens: Sequence[str], maps: Maps) -> "Explorer":
-        """Check the maps of a text.
+        """Check the maps of a text and build the explorer.
 
         Shape:
             maps: by name, for every layer (heads, length, length); no heads if a layer lacks the map
@@ -78,7 +78,7 @@ class Explorer:
 
     @property
     def markup(self) -> Markup:
-        """The HTML that the script fills: it contains neither the text nor scripts nor styles."""
+        """The HTML that the script fills; it contains neither the text nor scripts nor styles."""
         return Markup(render("explorer.html", explorer=self))
 
     @property
@@ -97,7 +97,7 @@ class Explorer:
 
 
 def render_attention_page(tokens: Sequence[str], maps: Maps, *, title: str, facts: Mapping[str, str]) -> str:
-    """Return the explorer as a page of its own.
+    """Return the explorer as one self-contained HTML document.
 
     Shape:
         maps: by name, for every layer (heads, length, length); no heads if a layer lacks the map
@@ -112,14 +112,14 @@ def describe_heads(maps: Sequence[TextMap]) -> str:
     """Return the number of heads of a layer, such as "12 heads" or "6 attention and 6 convolution heads"."""
     counts = {}
     for one in maps:
-        found = {count for count in one.heads if count}
-        counts[one.label] = str(min(found)) if len(found) == 1 else f"{min(found)}–{max(found)}"
+        numbers = {count for count in one.heads if count}
+        counts[one.label] = str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)}–{max(numbers)}"
     if len(set(counts.values())) == 1 and not any(one.is_convolution for one in maps[1:]):
         count = next(iter(counts.values()))
         return f"{count} {'head' if count == '1' else 'heads'}"
     # terms of the attention score belong to the attention heads
-    counted = [one for one in maps if one.is_convolution or not one.is_score] or list(maps)
-    return " and ".join(f"{counts[one.label]} {one.label}" for one in counted) + " heads"
+    shown = [one for one in maps if one.is_convolution or not one.is_score] or list(maps)
+    return " and ".join(f"{counts[one.label]} {one.label}" for one in shown) + " heads"
 
 
 def kernel_table(kernels: Kernels) -> KernelTable:
@@ -142,7 +142,7 @@ def kernel_table(kernels: Kernels) -> KernelTable:
 
 
 def _pack(one: TextMap) -> dict[str, object]:
-    """Pack a map for the script, one byte per weight: a 12 x 12 model on 40 tokens takes about 300 kB.
+    """Pack a map for the script, one byte per weight: 12 layers of 12 heads on 40 tokens take about 300 kB.
 
     A weight is level / 255, a score (level − 128) / 127 of the map's scale.
     """
@@ -163,10 +163,10 @@ def _weight_table(tokens: Sequence[str], one: TextMap) -> HeadTable:
     headings += ["On separator"] if has_separator else []
     rows = []
     for layer, heads in enumerate(head_statistics(tokens, one.layers)):
-        for head, found in enumerate(heads):
-            cells = [Cell(f"{found.entropy:.4f}", f"{found.entropy:.2f}")]
-            cells += [Cell(f"{found.distance:.4f}", f"{found.distance:.1f}")]
-            shares = [found.near, found.first] + ([found.separator] if has_separator else [])
+        for head, statistics in enumerate(heads):
+            cells = [Cell(f"{statistics.entropy:.4f}", f"{statistics.entropy:.2f}")]
+            cells += [Cell(f"{statistics.distance:.4f}", f"{statistics.distance:.1f}")]
+            shares = [statistics.near, statistics.first] + ([statistics.separator] if has_separator else [])
             cells += [Cell(f"{100 * share:.2f}", f"{100 * share:.0f} %", is_share=True) for share in shares]
             rows.append((layer, head, cells))
     return HeadTable(headings, rows)
@@ -175,7 +175,7 @@ def _weight_table(tokens: Sequence[str], one: TextMap) -> HeadTable:
 def _score_table(one: TextMap) -> HeadTable:
     rows = []
     for layer, heads in enumerate(score_statistics(one.layers)):
-        for head, found in enumerate(heads):
-            values = (found.mean, found.std, found.lowest, found.highest)
+        for head, statistics in enumerate(heads):
+            values = (statistics.mean, statistics.std, statistics.lowest, statistics.highest)
             rows.append((layer, head, [Cell(f"{value:.5g}", f"{value:.3g}") for value in values]))
     return HeadTable(["Mean", "Standard deviation", "Minimum", "Maximum"], rows)

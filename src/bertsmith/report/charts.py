@@ -1,7 +1,7 @@
-"""Every chart of the reports as inline SVG, without a plotting library.
+"""Charts of the reports as inline SVG, without a plotting library.
 
-Only curves stretch with the window: they lie in a nested SVG of their own. Labels and markers are placed in percent of
-the width, so a label is as large on a phone as on a wide screen. The styles are in templates/charts.css.
+Only curves stretch with the window: they are in a nested SVG. Labels and markers are positioned in percent of the
+width, so that a label has the same size on a phone and on a wide screen. Styles are in templates/charts.css.
 """
 
 import math
@@ -16,10 +16,10 @@ import numpy as np
 from markupsafe import Markup
 
 COLOURS = 8  # --series-1 to --series-8 in base.css
-MAX_CURVE_POINTS = 800  # more cannot be distinguished on a screen
+MAX_CURVE_POINTS = 800  # more are indistinguishable on a screen
 MAX_TITLED_POINTS = 60
 MAX_VISIBLE_POINTS = 30
-MAX_MARKERS = 1500  # more only make the page larger
+MAX_MARKERS = 1500  # more would only make the page larger
 SHADES = 8  # of a small heat map
 KERNEL_HEIGHT = 40
 
@@ -55,7 +55,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart below a heading."""
+    """A chart with a heading."""
 
     heading: str
     chart: Markup
@@ -63,13 +63,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plane:
-    """Positions of values: horizontally in percent of the width, vertically in pixels."""
+    """Maps values to positions: horizontally in percent of the width, vertically in pixels."""
 
     x_ticks: Sequence[float]
     y_ticks: Sequence[float]
     height: int
     x_range: tuple[float, float] | None = None
-    """Ends of the horizontal axis if they are not its outer ticks."""
+    """Ends of the horizontal axis; by default its outer ticks."""
 
     def x(self, value: float) -> float:
         low, high = self.x_range or (self.x_ticks[0], self.x_ticks[-1])
@@ -99,8 +99,8 @@ def line_chart(
 ) -> Markup:
     """Draw one curve per series and a dashed horizontal line at `reference`.
 
-    Without `x_from_zero` the horizontal axis starts at 0 only if the first point is near it. With `label_at_start` the
-    label of the reference line stands on the left, where rising curves are far below it.
+    Without `x_from_zero` the horizontal axis starts at 0 only if the first point is near 0. With `label_at_start` the
+    label of the reference line is on the left, where rising curves do not overlap it.
     """
     drawn = [one for one in series if any(_is_finite(point) for point in one.points)]
     if not drawn:
@@ -110,19 +110,20 @@ def line_chart(
     x_low, x_high = _widen(min(x for x, _ in finite), max(x for x, _ in finite))
     if 0 < x_low < (x_high if x_from_zero else 0.1 * x_high):
         x_low = 0.0
-    y_ticks = nice_ticks(*_widen(min(values), max(values)), wanted=max(3, height // 50), covers=True)
-    plane = Plane(nice_ticks(x_low, x_high, wanted=5), y_ticks, height, (x_low, x_high))
-    parts = [_axes(plane, x_label, y_label)]
+    y_ticks = nice_ticks(*_widen(min(values), max(values)), count=max(3, height // 50), covers=True)
+    plane = Plane(nice_ticks(x_low, x_high, count=5), y_ticks, height, (x_low, x_high))
+    elements = [_axes(plane, x_label, y_label)]
     for index, one in enumerate(drawn):
         points = thin_points(one.points, MAX_CURVE_POINTS)
         is_dense = len(points) > MAX_TITLED_POINTS and len(drawn) > 1
-        parts.append(_curve(points, plane, series_colour(index), " dense" if is_dense else ""))
+        elements.append(_curve(points, plane, series_colour(index), " dense" if is_dense else ""))
     if reference is not None:
-        parts.append(_horizontal_line(reference, plane, label_at_start))
-    parts += [_points(one, plane, series_colour(index), x_label) for index, one in enumerate(drawn)]
+        elements.append(_horizontal_line(reference, plane, label_at_start))
+    elements += [_points(one, plane, series_colour(index), x_label) for index, one in enumerate(drawn)]
     ranges = [(one.name, [y for x, y in one.points if _is_finite((x, y))]) for one in drawn]
     summary = "; ".join(f"{name} from {values[0]:.4g} to {values[-1]:.4g}" for name, values in ranges)
-    return _figure(parts, height, f"{y_label} by {x_label}: {summary}", legend=line_legend([one.name for one in drawn]))
+    legend = line_legend([one.name for one in drawn])
+    return _figure(elements, height, f"{y_label} by {x_label}: {summary}", legend=legend)
 
 
 def marker_chart(
@@ -143,58 +144,58 @@ def marker_chart(
     x_values = [marker.x for marker in markers] + ([x_reference[1]] if x_reference else [])
     y_values = [marker.y for marker in markers] + ([y_reference[1]] if y_reference else [])
     plane = Plane(
-        nice_ticks(0.0, max(*x_values, 1e-9), wanted=6, covers=True),
-        nice_ticks(*_widen(min(y_values), max(y_values)), wanted=6, covers=True),
+        nice_ticks(0.0, max(*x_values, 1e-9), count=6, covers=True),
+        nice_ticks(*_widen(min(y_values), max(y_values)), count=6, covers=True),
         height,
     )
-    parts = [_axes(plane, x_label, y_label)]
-    parts += [_curve(points, plane, colour) for colour, points in lines]
+    elements = [_axes(plane, x_label, y_label)]
+    elements += [_curve(points, plane, colour) for colour, points in lines]
     if x_reference is not None:
-        parts.append(_vertical_line(x_reference, plane))
+        elements.append(_vertical_line(x_reference, plane))
     if y_reference is not None:
-        parts.append(_horizontal_line(y_reference, plane, label_at_start))
-    parts += [_marker(marker, plane) for marker in markers]
-    return _figure(parts, height, f"{y_label} by {x_label}, {len(markers)} points", legend=legend)
+        elements.append(_horizontal_line(y_reference, plane, label_at_start))
+    elements += [_marker(marker, plane) for marker in markers]
+    return _figure(elements, height, f"{y_label} by {x_label}, {len(markers)} points", legend=legend)
 
 
 def scatter_chart(values: Sequence[Point], *, x_label: str, y_label: str, height: int = 420) -> Markup:
-    """Draw points on equal axes with a dashed diagonal; points on it have x = y."""
+    """Draw points on equal axes with a dashed diagonal, where x = y."""
     points = np.asarray([pair for pair in values if _is_finite(pair)], dtype=np.float64).reshape(-1, 2)
     if not len(points):
         return _empty("No values yet.")
     if len(points) > MAX_MARKERS:
         points = points[np.random.default_rng(0).choice(len(points), MAX_MARKERS, replace=False)]
-    ticks = nice_ticks(*_widen(float(points.min()), float(points.max())), wanted=6, covers=True)
+    ticks = nice_ticks(*_widen(float(points.min()), float(points.max())), count=6, covers=True)
     plane = Plane(ticks, ticks, height)
-    parts = [_axes(plane, x_label, y_label)]
-    parts.append(f'<line class="reference" x1="0" y1="{height}" x2="100%" y2="0"/>')
-    parts += [_marker(Marker(x, y, f"{x_label} {x:.4g}, {y_label} {y:.4g}", style="pale"), plane) for x, y in points]
-    return _figure(parts, height, f"{y_label} by {x_label}, {len(points)} examples")
+    elements = [_axes(plane, x_label, y_label)]
+    elements.append(f'<line class="reference" x1="0" y1="{height}" x2="100%" y2="0"/>')
+    elements += [_marker(Marker(x, y, f"{x_label} {x:.4g}, {y_label} {y:.4g}", style="pale"), plane) for x, y in points]
+    return _figure(elements, height, f"{y_label} by {x_label}, {len(points)} examples")
 
 
 def strip_chart(rows: Sequence[tuple[str, Sequence[float]]], *, x_label: str) -> Markup:
     """Draw a line of points per row (its name and values), with the mean as a bar."""
     values = [value for _, row in rows for value in row]
     step, height = 52, 52 * len(rows)
-    plane = Plane(nice_ticks(*_widen(min(values), max(values)), wanted=5, covers=True), (0.0, 1.0), height)
-    parts = []
+    plane = Plane(nice_ticks(*_widen(min(values), max(values)), count=5, covers=True), (0.0, 1.0), height)
+    elements = []
     for x in plane.x_ticks:
-        parts.append(
+        elements.append(
             f'<line class="rule" x1="{plane.x(x)}%" x2="{plane.x(x)}%" y1="0" y2="{height}"/>'
             f'<text x="{plane.x(x)}%" y="{height}" dy="19" text-anchor="middle">{short_number(x)}</text>'
         )
     for number, (name, row) in enumerate(rows):
         middle, mean = number * step + step / 2 + 8, fmean(row)
         spread = f" ± {stdev(row):.2f}" if len(row) > 1 else ""
-        parts.append(f'<text class="label" x="0" y="{number * step + 16}">{escape(name)}: {mean:.2f}{spread}</text>')
-        parts += [
+        elements.append(f'<text class="label" x="0" y="{number * step + 16}">{escape(name)}: {mean:.2f}{spread}</text>')
+        elements += [
             f'<circle class="run" cx="{plane.x(value)}%" cy="{middle}" r="6"><title>{value:.3f}</title></circle>'
             for value in row
         ]
         x = plane.x(mean)
-        parts.append(f'<line class="mean" x1="{x}%" x2="{x}%" y1="{middle - 11}" y2="{middle + 11}"/>')
-    parts.append(f'<text x="100%" y="{height}" dy="38" text-anchor="end">{escape(x_label)}</text>')
-    return _figure(parts, height, f"{x_label} of {len(values)} runs", style=" strip")
+        elements.append(f'<line class="mean" x1="{x}%" x2="{x}%" y1="{middle - 11}" y2="{middle + 11}"/>')
+    elements.append(f'<text x="100%" y="{height}" dy="38" text-anchor="end">{escape(x_label)}</text>')
+    return _figure(elements, height, f"{x_label} of {len(values)} runs", style=" strip")
 
 
 def kernel_chart(distances: Sequence[int], taps: Sequence[float], low: float, high: float, name: str) -> Markup:
@@ -236,8 +237,8 @@ def heat_map(weights: np.ndarray) -> Markup:
 def heat_colour(share: float) -> str:
     """Return the CSS colour of a share from 0 to 1 on the heat scale of the page."""
     share = min(max(share, 0.0), 1.0)
-    low, high, part = ("low", "middle", 2 * share) if share <= 0.5 else ("middle", "high", 2 * share - 1)
-    return f"color-mix(in srgb,var(--heat-{high}) {100 * part:.0f}%,var(--heat-{low}))"
+    low, high, weight = ("low", "middle", 2 * share) if share <= 0.5 else ("middle", "high", 2 * share - 1)
+    return f"color-mix(in srgb,var(--heat-{high}) {100 * weight:.0f}%,var(--heat-{low}))"
 
 
 def series_colour(index: int) -> str:
@@ -266,12 +267,12 @@ def line_legend(names: Sequence[str]) -> Markup | None:
     return Markup(f'<ul class="legend">{"".join(items)}</ul>')
 
 
-def nice_ticks(low: float, high: float, *, wanted: int, covers: bool = False) -> list[float]:
-    """Return about `wanted` multiples of 1, 2 or 5 times a power of ten within low..high, with `covers` around it."""
-    raw = (high - low) / max(1, wanted)
+def nice_ticks(low: float, high: float, *, count: int, covers: bool = False) -> list[float]:
+    """Return about `count` multiples of 1, 2 or 5 times a power of ten within low..high, or around it if `covers`."""
+    raw = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    # the slack keeps a bound that equals a tick up to rounding from adding or losing one
+    # the tolerance treats a bound that equals a tick up to rounding as equal
     first, last = low / step, high / step
     start = math.floor(first + 1e-9) if covers else math.ceil(first - 1e-9)
     stop = math.ceil(last - 1e-9) if covers else math.floor(last + 1e-9)
@@ -303,7 +304,7 @@ def signed(value: int) -> str:
 
 
 def thin_points(points: Sequence[Point], limit: int) -> Sequence[Point]:
-    """Return at most `limit` points: the lowest and highest of each stretch, so that spikes stay visible."""
+    """Return at most `limit` points: the lowest and highest of each interval, so that spikes stay visible."""
     if len(points) <= limit:
         return points
     width = math.ceil(len(points) / (limit // 2))
@@ -322,7 +323,7 @@ def _is_finite(point: Point) -> bool:
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:
-    """Return a non-empty range: a single value gets room on both sides."""
+    """Return a non-empty range: a single value is widened on both sides."""
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
     room = abs(low) * 0.1 or 1.0
@@ -334,11 +335,11 @@ def _empty(message: str) -> Markup:
 
 
 def _figure(
-    parts: Sequence[str], height: int, summary: str, *, legend: Markup | None = None, style: str = ""
+    elements: Sequence[str], height: int, summary: str, *, legend: Markup | None = None, style: str = ""
 ) -> Markup:
     return Markup(
         f'<figure class="chart{style}" style="--height:{height}px">{legend or ""}'
-        f'<svg class="axes" role="img" aria-label="{escape(summary)}">{"".join(parts)}</svg></figure>'
+        f'<svg class="axes" role="img" aria-label="{escape(summary)}">{"".join(elements)}</svg></figure>'
     )
 
 
@@ -375,7 +376,7 @@ def _curve(points: Sequence[Point], plane: Plane, colour: str, style: str = "") 
 
 
 def _points(series: Series, plane: Plane, colour: str, x_label: str) -> str:
-    """Dots with a hover title; visible without hovering only if the curve has few points."""
+    """Draw dots with a hover title; they are visible without hovering only if the curve has few points."""
     points = [point for point in series.points if _is_finite(point)]
     quiet = " quiet" if len(points) > MAX_VISIBLE_POINTS else ""
     stride = max(1, math.ceil(len(points) / MAX_TITLED_POINTS))

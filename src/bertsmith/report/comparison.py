@@ -1,4 +1,4 @@
-"""The page of recipes trained at an equal budget: loss curves over each cost and a table with the spread of seeds."""
+"""Report page of recipes trained with an equal budget: loss curves over each cost, and a table with seed variation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,9 +18,8 @@ METRICS = {  # metrics of a held-out row: heading of the column and format of a 
     "next_sentence_accuracy": ("NSP accuracy", "{:.1%}"),
 }
 NOTE = (
-    "Token losses are comparable only if the models predict the tokens themselves and in the same way: with "
-    "replaced-token detection the small generator predicts them, and a causal model reads one side only. Compare such "
-    "recipes on a task."
+    "Token losses are comparable only between models that predict tokens in the same way: in replaced-token detection "
+    "the small generator predicts them, and a causal model sees only the left context. Compare such recipes on a task."
 )
 
 
@@ -37,7 +36,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class MeanSpread:
-    """Mean and standard deviation over seeds; no deviation for one seed."""
+    """Mean and standard deviation over seeds; `spread` is None for a single seed."""
 
     mean: float
     spread: float | None
@@ -58,7 +57,7 @@ class RecipeSummary:
     flops: float
 
     def plain(self) -> dict[str, Any]:
-        """Return the summary as result.json stores it."""
+        """Return the summary as stored in result.json."""
         fields = asdict(self)
         metrics = fields.pop("metrics")
         return {"seeds": fields.pop("seeds"), "tier": fields.pop("tier"), **metrics, **fields}
@@ -67,10 +66,10 @@ class RecipeSummary:
         """Return the formatted columns of the table by heading."""
         cells = {}
         for name, (heading, form) in METRICS.items():
-            found = self.metrics.get(name)
-            if found is not None:
-                spread = "" if found.spread is None else f" ± {form.format(found.spread)}"
-                cells[heading] = form.format(found.mean) + spread
+            metric = self.metrics.get(name)
+            if metric is not None:
+                spread = "" if metric.spread is None else f" ± {form.format(metric.spread)}"
+                cells[heading] = form.format(metric.mean) + spread
         if self.tier != "custom":
             cells["tier"] = self.tier
         cells["parameters"] = short_number(self.parameters)
@@ -82,11 +81,11 @@ class RecipeSummary:
 
 
 Runs = Mapping[str, Sequence[ComparedRun]]
-"""The runs of every recipe by its name."""
+"""Runs by recipe name."""
 
 
 def read_run(seed: int, result: Mapping[str, Any], rows: Sequence[LogRow]) -> ComparedRun:
-    """Make the record of a run from its result.json and its log rows."""
+    """Build the record of a run from its result.json and its log rows."""
     term = result["token_term"]
     training = [row for row in rows if row["kind"] == "training"]
     held_out = []
@@ -120,10 +119,10 @@ def summarize(runs: Runs) -> dict[str, RecipeSummary]:
 
 
 def table_headings(summaries: Mapping[str, RecipeSummary]) -> list[str]:
-    """Return the columns that at least one recipe has a value for, metrics before costs."""
+    """Return the headings for which at least one recipe has a value, metrics before costs."""
     metrics = [heading for heading, _ in METRICS.values()]
-    found = list(dict.fromkeys(heading for summary in summaries.values() for heading in summary.cells()))
-    return sorted(found, key=lambda heading: metrics.index(heading) if heading in metrics else len(metrics))
+    headings = list(dict.fromkeys(heading for summary in summaries.values() for heading in summary.cells()))
+    return sorted(headings, key=lambda heading: metrics.index(heading) if heading in metrics else len(metrics))
 
 
 def render_comparison_page(title: str, runs: Runs, facts: Mapping[str, str], unigram: float | None) -> str:
@@ -147,7 +146,7 @@ def render_comparison_page(title: str, runs: Runs, facts: Mapping[str, str], uni
 
 
 def mean_curve(runs: Sequence[ComparedRun], cost: str, metric: str) -> list[tuple[float, float]]:
-    """Return the mean over the seeds at each held-out row; the cost is averaged, too, since seconds differ."""
+    """Return the mean over seeds at each held-out row; the cost is averaged, too, because seconds differ."""
     return [
         (fmean(row[cost] for row in rows), fmean(row[metric] for row in rows))
         for rows in zip(*(run.held_out for run in runs), strict=False)
@@ -155,7 +154,7 @@ def mean_curve(runs: Sequence[ComparedRun], cost: str, metric: str) -> list[tupl
 
 
 def _spent(training: Sequence[LogRow], step: int, name: str) -> float:
-    """A cost at a step, interpolated between two rows of the log."""
+    """Return a cost at a step, interpolated between two rows of the log."""
     start: LogRow = {"step": 0, name: 0.0}
     for first, second in pairwise([start, *training]):
         if step <= second["step"]:
@@ -165,7 +164,7 @@ def _spent(training: Sequence[LogRow], step: int, name: str) -> float:
 
 
 def _is_comparable(runs: Runs) -> bool:
-    """Whether all models predict tokens themselves and in the same way."""
+    """Whether all models predict tokens in the same way and without a generator."""
     terms = {run.result["token_term"] for seeds in runs.values() for run in seeds}
     return len(terms) == 1 and "generator" not in terms
 
@@ -173,12 +172,12 @@ def _is_comparable(runs: Runs) -> bool:
 def _headline(runs: Runs, summaries: Mapping[str, RecipeSummary]) -> str:
     losses = {name: one.metrics["token_loss"] for name, one in summaries.items() if "token_loss" in one.metrics}
     if not losses or not _is_comparable(runs):
-        return f"{len(runs)} recipes at an equal budget."
+        return f"{len(runs)} recipes with an equal budget."
     best, second = sorted(losses, key=lambda name: losses[name].mean)[:2]
     spread = max(losses[name].spread or 0.0 for name in (best, second))
     is_close = losses[second].mean - losses[best].mean <= spread
-    doubt = f", but {second} is within the spread of the seeds" if is_close else ""
-    return f"{best} has the lowest loss, {losses[best].mean:.3f} nats per token{doubt}."
+    caveat = f", but {second} is within one standard deviation of the seeds" if is_close else ""
+    return f"{best} has the lowest loss, {losses[best].mean:.3f} nats per token{caveat}."
 
 
 def _panels(runs: Runs, summaries: Mapping[str, RecipeSummary], unigram: float | None) -> list[Panel]:

@@ -1,4 +1,4 @@
-"""The page of the demo: the model it started from, the result of every step, and commands to continue with."""
+"""Report page of the demo: the initial model, the result of every step, and commands for next steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from bertsmith.report.pretraining import FilledMask
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.fit.result import FitOutcome
 
-STEPS = {  # what each step does, and the folder it writes
+STEPS = {  # description of each step, and the folder it writes
     "pretrain": ("Learn a vocabulary and pre-train a small BERT on the messages of a support desk", "encoder"),
     "look": ("Fill masks and find similar messages before any training", None),
     "finetune": ("Fine-tune on labelled messages to predict their subject", "classifier"),
     "shrink": ("Sort heads and neurons by importance and distil the whole model into every size", "elastic"),
-    "fit": ("Measure sizes, engines and precisions here; choose the best within the budget", "fitted"),
-    "export": ("Export the chosen size for ONNX Runtime, compare its outputs and time it", "onnx"),
+    "fit": ("Measure sizes, engines and precisions on this machine; choose the best within the budget", "fitted"),
+    "export": ("Export the chosen size to ONNX, compare its outputs and measure its latency", "onnx"),
 }
 HALF = 0.5
 
@@ -71,13 +71,13 @@ class NearestMessages:
 
 @dataclass(frozen=True)
 class Look:
-    """What the encoder does before any training."""
+    """Filled masks and nearest messages of the encoder before any training."""
 
     model: NetworkFacts
     filled: Sequence[FilledSentence]
     near: Sequence[NearestMessages]
     alike: float
-    """Accuracy of the nearest labelled message on dev, in per cent."""
+    """Nearest-neighbour accuracy on dev, in percent."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class DemoReport:
     fitted: FitOutcome
     exported: OnnxFacts
     answers: Sequence[tuple[str, str]]
-    """Messages and the answers of the fitted model."""
+    """Messages and the predictions of the fitted model."""
     commands: Sequence[str]
 
 
@@ -142,9 +142,9 @@ def render_demo_page(report: DemoReport) -> str:
 
 
 def _metrics(report: DemoReport) -> dict[str, str]:
-    """The scores of the steps."""
+    """Return the score after every step."""
     whole, half = largest(report.elastic), subnetwork_at(report.elastic, HALF, HALF)
-    scores = {"Nearest message, untrained": report.look.alike, "Fine-tuned": report.score}
+    scores = {"Nearest neighbour, no training": report.look.alike, "Fine-tuned": report.score}
     scores["Elastic, whole"] = whole.score
     if half is not None:
         scores["Elastic, half the width and depth"] = half.score
@@ -161,7 +161,7 @@ def _model_facts(model: NetworkFacts) -> dict[str, str]:
         "Vocabulary": f"{model.vocabulary:,} tokens",
     }
     if model.generator_parameters is not None:
-        facts["Generator, fills masks"] = f"{model.generator_parameters / 1e6:.1f} M more"
+        facts["Generator (fills masks)"] = f"{model.generator_parameters / 1e6:.1f} M parameters"
     return facts
 
 
@@ -171,8 +171,8 @@ def _export_facts(report: DemoReport) -> dict[str, str]:
         "Folder": f"{report.folder.name}/onnx",
         "Size": f"width {exported.subnet['width']:g}, depth {exported.subnet['depth']:g}",
         "model.onnx": f"{exported.bytes / 1e6:.1f} MB, {exported.precision}",
-        "Latency p50": f"{exported.latency_ms:.2f} ms in ONNX Runtime",
-        "Largest difference": f"{exported.largest_difference:.0e} of the largest output",
+        "Median latency": f"{exported.latency_ms:.2f} ms in ONNX Runtime",
+        "Maximum difference to PyTorch": f"{exported.largest_difference:.0e} of the largest output",
         "Requires": "onnxruntime and tokenizers, no PyTorch",
     }
 

@@ -1,4 +1,4 @@
-"""The page of an elastic model: its sub-networks with score and cost, surviving heads, training curves, attention."""
+"""Report page of an elastic model: scores and costs of its sub-networks, surviving heads, curves, attention maps."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +31,10 @@ from bertsmith.report.page import render
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.subnetworks import subnet_name
 
-MAX_TOKENS = 16  # of the text whose attention is drawn
-MAX_HEADS = 4  # of each layer, the most important ones
-PALE_SCORE = 0.9  # share of the best score at which the shade of the grid starts, so small differences look small
-DARK_SHARE = 0.55  # cells with a darker shade get light text
+MAX_TOKENS = 16  # of the text for the attention maps
+MAX_HEADS = 4  # per layer, the most important ones
+PALE_SCORE = 0.9  # share of the best score that gets the palest shade, so that small differences look small
+DARK_SHARE = 0.55  # cells above this shade get light text
 GOOD_SHARES = (0.99, 0.98, 0.95)
 STAGES = {"width": "Widths", "depth": "Widths and depths", "labels": "Labels"}
 
@@ -47,7 +47,7 @@ class HeadPair:
     """
 
     index: int
-    """Before rewiring."""
+    """Index of the head before rewiring."""
     whole: np.ndarray
     small: np.ndarray
     whole_statistics: HeadStatistics
@@ -81,8 +81,8 @@ class HeadComparison:
     @property
     def separators(self) -> tuple[float, float]:
         """Mean share of the weight on separators, of the whole and of the small network."""
-        found = (self.whole_statistics, self.small_statistics)
-        return fmean(one.separator for one in found[0]), fmean(one.separator for one in found[1])
+        whole, small = self.whole_statistics, self.small_statistics
+        return fmean(one.separator for one in whole), fmean(one.separator for one in small)
 
     @property
     def is_cut(self) -> bool:
@@ -92,14 +92,14 @@ class HeadComparison:
 
 @dataclass(frozen=True)
 class ElasticReport:
-    """Contents of the page; parts that a run does not have are empty."""
+    """Contents of the page; sections without data are omitted."""
 
     title: str
     model: str
     task: str
     record: ElasticMetadata
     order: str = "importance"
-    """How units were ordered; see ElasticSettings."""
+    """Order of the heads and neurons (`ElasticSettings.order`)."""
     stages: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Log rows by stage."""
     heads: HeadComparison | None = None
@@ -112,16 +112,16 @@ class ElasticReport:
 class SizeCell:
     """A sub-network in the grid of sizes; `shade` is 0 for the palest and 1 for the best."""
 
-    member: SubnetworkMetadata
+    size: SubnetworkMetadata
     shade: float
     retained: str
-    """Share of the fine-tuned model's score, or ""."""
+    """Share of the fine-tuned model's score; "" if unknown."""
     costs: tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class SizeGrid:
-    """Sub-networks by width (rows) and depth (columns), with the cheapest that are good enough."""
+    """Sub-networks by width (rows) and depth (columns), and the cheapest ones that retain most of the score."""
 
     depths: Sequence[float]
     rows: Sequence[tuple[float, Sequence[SizeCell | None]]]
@@ -148,11 +148,11 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatTable:
-    """A row for every layer: a cell for every head and possibly one for the layer itself."""
+    """One row per layer, with a cell per head and possibly one for the whole layer."""
 
     rows: Sequence[tuple[Sequence[HeatCell], HeatCell | None]]
     key: Sequence[tuple[str, str]]
-    """Colours with their meaning."""
+    """Colours and their labels."""
 
     @property
     def columns(self) -> int:
@@ -165,32 +165,32 @@ class HeatTable:
 
 def widths(record: ElasticMetadata) -> list[float]:
     """Return the widths of the grid in descending order."""
-    return sorted({member.width for member in record.grid}, reverse=True)
+    return sorted({size.width for size in record.grid}, reverse=True)
 
 
 def depths(record: ElasticMetadata) -> list[float]:
     """Return the depths of the grid in descending order."""
-    return sorted({member.depth for member in record.grid}, reverse=True)
+    return sorted({size.depth for size in record.grid}, reverse=True)
 
 
 def mean_score(record: ElasticMetadata) -> float:
     """Return the mean score over the grid, which is the score of an elastic model."""
-    return fmean(member.score for member in record.grid)
+    return fmean(size.score for size in record.grid)
 
 
 def subnetwork_at(record: ElasticMetadata, width: float, depth: float) -> SubnetworkMetadata | None:
     """Return the sub-network of a width and a depth, if it is in the grid."""
-    return next((member for member in record.grid if (member.width, member.depth) == (width, depth)), None)
+    return next((size for size in record.grid if (size.width, size.depth) == (width, depth)), None)
 
 
 def largest(record: ElasticMetadata) -> SubnetworkMetadata:
     """Return the widest of the deepest sub-networks."""
-    return max(record.grid, key=lambda member: (member.depth, member.width))
+    return max(record.grid, key=lambda size: (size.depth, size.width))
 
 
 def smallest(record: ElasticMetadata) -> SubnetworkMetadata:
     """Return the narrowest of the shallowest sub-networks."""
-    return min(record.grid, key=lambda member: (member.depth, member.width))
+    return min(record.grid, key=lambda size: (size.depth, size.width))
 
 
 def retained_share(record: ElasticMetadata, score: float) -> float | None:
@@ -199,43 +199,43 @@ def retained_share(record: ElasticMetadata, score: float) -> float | None:
 
 
 def cheapest_with(record: ElasticMetadata, share: float) -> SubnetworkMetadata | None:
-    """Return the sub-network with fewest operations that retains at least a share of the fine-tuned score."""
-    good = [member for member in record.grid if (retained_share(record, member.score) or 0.0) >= share]
-    return min(good, key=lambda member: (member.flops, member.latency_ms), default=None)
+    """Return the sub-network with the fewest operations that retains at least this share of the fine-tuned score."""
+    good = [size for size in record.grid if (retained_share(record, size.score) or 0.0) >= share]
+    return min(good, key=lambda size: (size.flops, size.latency_ms), default=None)
 
 
 def narrowest_widths(record: ElasticMetadata) -> list[list[float]]:
     """Return, by layer and head index before rewiring, the narrowest width that keeps the head."""
-    found = []
+    layers = []
     for order in record.head_order:
-        own = [0.0] * len(order)
+        narrowest = [0.0] * len(order)
         for width in widths(record):
             ((_, cut),) = Subnet(width=width).cuts([LayerCut(len(order), len(order))])
             for index in order[: cut.heads]:
-                own[index] = width
-        found.append(own)
-    return found
+                narrowest[index] = width
+        layers.append(narrowest)
+    return layers
 
 
 def shallowest_depths(record: ElasticMetadata) -> list[float]:
     """Return for every layer the smallest depth that keeps it."""
     layers = len(record.head_order)
-    found = [0.0] * layers
+    shallowest = [0.0] * layers
     for depth in depths(record):
         for index in Subnet(depth=depth, depth_rule=record.depth_rule).kept_layers(layers):
-            found[index] = depth
-    return found
+            shallowest[index] = depth
+    return shallowest
 
 
 def compare_heads(model: Model, record: ElasticMetadata, text: str) -> HeadComparison | None:
     """Compare the attention of an elastic model and of its smallest sub-network on the beginning of a text.
 
-    Returns None if the model has one size only or its heads have no weights to show.
+    Return None if the model has one size or no map of weights.
     """
-    member = smallest(record)
-    if member is largest(record) or not text.strip():
+    size = smallest(record)
+    if size is largest(record) or not text.strip():
         return None
-    subnet = Subnet(width=member.width, depth=member.depth, depth_rule=record.depth_rule)
+    subnet = Subnet(width=size.width, depth=size.depth, depth_rule=record.depth_rule)
     text = _beginning(model, text)
     with model.evaluating():
         tokens, whole_maps = compute_maps(model, text)
@@ -263,7 +263,7 @@ def compare_heads(model: Model, record: ElasticMetadata, text: str) -> HeadCompa
         ]
         if pairs:
             layers.append((index, pairs))
-    flat = [[one for layer in found for one in layer] for found in (whole_statistics, small_statistics)]
+    flat = [[one for layer in statistics for one in layer] for statistics in (whole_statistics, small_statistics)]
     return HeadComparison(tokens, subnet, layers, flat[0], flat[1]) if layers else None
 
 
@@ -289,16 +289,16 @@ def render_elastic_page(report: ElasticReport) -> str:
 
 def size_grid(record: ElasticMetadata) -> SizeGrid:
     """Return the grid of sizes: widths in rows, depths in columns."""
-    scores = [member.score for member in record.grid if math.isfinite(member.score)] or [0.0]
+    scores = [size.score for size in record.grid if math.isfinite(size.score)] or [0.0]
     best = max(scores)
     palest = min(*scores, best - (1 - PALE_SCORE) * abs(best))
 
-    def cell(member: SubnetworkMetadata | None) -> SizeCell | None:
-        if member is None:
+    def cell(size: SubnetworkMetadata | None) -> SizeCell | None:
+        if size is None:
             return None
-        shade = (member.score - palest) / ((best - palest) or 1.0) if math.isfinite(member.score) else 0.0
-        costs = (_millions(member.parameters), _giga(member.flops), f"{member.latency_ms:.2f} ms")
-        return SizeCell(member, shade, _retained(record, member.score), costs)
+        shade = (size.score - palest) / ((best - palest) or 1.0) if math.isfinite(size.score) else 0.0
+        costs = (_millions(size.parameters), _giga(size.flops), f"{size.latency_ms:.2f} ms")
+        return SizeCell(size, shade, _retained(record, size.score), costs)
 
     rows = [
         (width, [cell(subnetwork_at(record, width, depth)) for depth in depths(record)]) for width in widths(record)
@@ -341,21 +341,21 @@ def _metrics(record: ElasticMetadata) -> dict[str, str]:
 
 
 def _good_enough(record: ElasticMetadata) -> dict[str, str]:
-    """The cheapest sub-networks that retain most of the score."""
+    """Return the cheapest sub-networks that retain most of the score."""
     facts, whole = {}, largest(record)
-    found: list[SubnetworkMetadata] = []
+    listed: list[SubnetworkMetadata] = []
     for share in GOOD_SHARES:
-        member = cheapest_with(record, share)
-        if member is not None and member is not whole and member not in found:
-            found.append(member)
-            name = f"{_size_name(member)} ({_ratio(member.flops, whole.flops)} of the FLOP)"
+        size = cheapest_with(record, share)
+        if size is not None and size is not whole and size not in listed:
+            listed.append(size)
+            name = f"{_size_name(size)} ({_ratio(size.flops, whole.flops)} of the FLOP)"
             facts[f"{100 * share:.0f}\u00a0% retained by"] = name
     return facts
 
 
 def _cost_panels(record: ElasticMetadata) -> list[Panel]:
-    by_latency = _cost_chart(record, "latency, ms", lambda member: member.latency_ms)
-    by_flops = _cost_chart(record, "GFLOP", lambda member: member.flops / 1e9)
+    by_latency = _cost_chart(record, "latency, ms", lambda size: size.latency_ms)
+    by_flops = _cost_chart(record, "GFLOP", lambda size: size.flops / 1e9)
     return [Panel("By latency", by_latency), Panel("By operations", by_flops)]
 
 
@@ -363,28 +363,27 @@ def _cost_chart(record: ElasticMetadata, x_label: str, cost: Callable[[Subnetwor
     """Draw score against a cost: a line for every depth, a larger marker for a larger width."""
     groups = []
     for depth in depths(record):
-        members = [subnetwork_at(record, width, depth) for width in widths(record)]
-        group = [one for one in members if one is not None and math.isfinite(one.score + cost(one))]
+        row = [subnetwork_at(record, width, depth) for width in widths(record)]
+        group = [size for size in row if size is not None and math.isfinite(size.score + cost(size))]
         if group:
             groups.append(group)
     markers = [
         Marker(
-            cost(member),
-            member.score,
-            f"{_size_name(member)}: {member.score:.2f} at {cost(member):.4g} {x_label}",
+            cost(size),
+            size.score,
+            f"{_size_name(size)}: {size.score:.2f} at {cost(size):.4g} {x_label}",
             colour,
-            radius=2.5 + 4 * member.width,
+            radius=2.5 + 4 * size.width,
         )
         for colour, group in enumerate(groups)
-        for member in group
+        for size in group
     ]
     return marker_chart(
         markers,
         x_label=x_label,
         y_label=metric_name(record.metric),
         lines=[
-            (series_colour(colour), [(cost(member), member.score) for member in group])
-            for colour, group in enumerate(groups)
+            (series_colour(colour), [(cost(size), size.score) for size in group]) for colour, group in enumerate(groups)
         ],
         y_reference=_teacher(record),
         label_at_start=True,
@@ -393,16 +392,16 @@ def _cost_chart(record: ElasticMetadata, x_label: str, cost: Callable[[Subnetwor
 
 
 def _importance_table(record: ElasticMetadata) -> HeatTable | None:
-    """Importance of every head: the shade is relative to the layer's maximum, the number a share of its sum."""
+    """Return the importance of every head; shades are relative to the layer's maximum, numbers to its sum."""
     rows = []
-    for layer, given in enumerate(record.head_scores):
-        scores = [score if math.isfinite(score) else 0.0 for score in given]
+    for layer, raw_scores in enumerate(record.head_scores):
+        scores = [score if math.isfinite(score) else 0.0 for score in raw_scores]
         cells = []
         for head, score in enumerate(scores):
             share, rank = 100 * score / (sum(scores) or 1.0), sorted(scores, reverse=True).index(score) + 1
             title = (
-                f"layer {layer + 1}, head {head + 1}: importance {given[head]:.4g}, {share:.1f} % of the layer's sum, "
-                f"rank {rank} of {len(scores)}"
+                f"layer {layer + 1}, head {head + 1}: importance {raw_scores[head]:.4g}, "
+                f"{share:.1f} % of the layer's sum, rank {rank} of {len(scores)}"
             )
             cells.append(HeatCell(score / (max(scores) or 1.0), f"{share:.0f}", title))
         rows.append((cells, None))
@@ -410,21 +409,21 @@ def _importance_table(record: ElasticMetadata) -> HeatTable | None:
 
 
 def _survival_table(record: ElasticMetadata) -> HeatTable | None:
-    """The narrowest width that keeps each head, and the smallest depth that keeps each layer."""
+    """Return the narrowest width that keeps each head, and the smallest depth that keeps each layer."""
     heads, layers = narrowest_widths(record), shallowest_depths(record)
     if not heads:
         return None
     steps = sorted({width for layer in heads for width in layer}, reverse=True)
     levels, widest = sorted(set(layers), reverse=True), widths(record)[0]
     rows = []
-    for layer, own in enumerate(heads):
+    for layer, narrowest in enumerate(heads):
         cells = [
             HeatCell(
                 _rank_share(steps, width),
                 _short_share(width),
                 f"layer {layer + 1}, head {head + 1}: kept down to width {width:g}",
             )
-            for head, width in enumerate(own)
+            for head, width in enumerate(narrowest)
         ]
         depth = layers[layer]
         last = HeatCell(
@@ -442,7 +441,7 @@ def _survival_table(record: ElasticMetadata) -> HeatTable | None:
 
 
 def _stage_panels(record: ElasticMetadata, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Training curves of a stage; empty if its log has neither losses nor scores."""
+    """Return the training curves of a stage; empty if its log has neither losses nor scores."""
     losses = column([row for row in rows if row.get("kind") == "training"], "loss", keep_gaps=True)
     held_out = [row for row in rows if row.get("kind") == "held_out"]
     evaluated = [subnet for subnet in record.subnets if any(subnet_name(subnet) in row for row in held_out)]
@@ -496,7 +495,7 @@ def _giga(flops: float) -> str:
 
 
 def _rank_share(steps: Sequence[float], value: float) -> float:
-    """Position of a value among descending ones, from 0 for the first to 1 for the last."""
+    """Return the relative rank of a value among descending steps: 0 for the first, 1 for the last."""
     return steps.index(value) / (len(steps) - 1) if len(steps) > 1 else 0.5
 
 
@@ -510,7 +509,7 @@ def _short_share(share: float) -> str:
 
 
 def _beginning(model: Model, text: str) -> str:
-    """Return as many whole words as can be drawn, or characters of the first word if it alone is too long."""
+    """Return the first words that fit into MAX_TOKENS, or the first characters if the first word alone is too long."""
     tokenizer, words = model.require_tokenizer(), text.split()
     limit = min(MAX_TOKENS, model.config.encoder.embedding.max_length)
 

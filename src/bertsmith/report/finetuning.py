@@ -1,4 +1,4 @@
-"""The page of a fine-tuned model: its score with an interval, training curves, confusion matrix and worst errors."""
+"""Report page of a fine-tuned model: score with confidence interval, training curves, confusion matrix, errors."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from bertsmith.tasks.metrics.classes import ClassCounts
 MAX_ERRORS = 20
 MAX_TEXT = 420  # characters
 MAX_ANSWER = 160
-MAX_LABELS = 30  # rows of a confusion matrix that can be read on a screen
-ROOMY_LABELS = 8  # up to here a cell has room for its share
+MAX_LABELS = 30  # rows of a confusion matrix that fit on a screen
+ROOMY_LABELS = 8  # with more labels, cells have no room for percentages
 FEW_EXAMPLES = 100
 METRIC_NAMES = {"f1_of_chunks": "F1", "mrr": "MRR", "map": "MAP"}
 
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """A wrong answer, with the model's confidence in it or its distance from the target."""
+    """A wrong answer, with the model's confidence or, for numbers, the distance to the target."""
 
     text: str
     target: str
@@ -44,7 +44,7 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """Contents of the page; parts that a run does not have are empty."""
+    """Contents of the page; sections without data are omitted."""
 
     title: str
     kind: str
@@ -59,7 +59,7 @@ class TaskReport:
     confusion: tuple[tuple[str, ...], np.ndarray] | None = None
     """Labels, and counts of (target, prediction)."""
     values: Sequence[tuple[float, float]] = ()
-    """Targets and predictions if answers are numbers."""
+    """Pairs of target and prediction, if answers are numbers."""
     errors: Sequence[WrongAnswer] = ()
     """The worst errors, at most MAX_ERRORS."""
     error_count: int = 0
@@ -87,13 +87,13 @@ class ScoreBar:
 
 @dataclass(frozen=True)
 class ConfusionTable:
-    """The confusion matrix of the chosen labels and the metrics of each."""
+    """Confusion matrix and per-label metrics of the labels that are shown."""
 
     labels: Sequence[str]
     all_labels: int
     counts: np.ndarray
     totals: np.ndarray
-    """Examples of each label, including predictions that are not shown."""
+    """Examples of each label, including those with predictions that are not shown."""
     classes: Sequence[tuple[str, int, int, tuple[float, float, float]]]
     """Label, examples, predictions; precision, recall and F1 in percent."""
 
@@ -102,7 +102,7 @@ class ConfusionTable:
         return len(self.labels) > ROOMY_LABELS
 
     def share(self, row: int, column: int) -> float:
-        """Share of a label's examples that got a prediction, in percent."""
+        """Return the share of a label's examples with a prediction, in percent."""
         return 100 * float(self.counts[row, column]) / max(1, int(self.totals[row]))
 
 
@@ -125,15 +125,15 @@ def build_task_report(
     """Collect the contents of the page from the answers of a model."""
     confusion = task.confusion(examples, answers)
     values = [] if confusion is not None else _numeric_values(task, examples, answers)
-    badness = [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)]
-    wrong = [index for index, bad in enumerate(badness) if bad > 0]
+    severity = [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)]
+    error_indices = [index for index, value in enumerate(severity) if value > 0]
     errors = []
-    for index in heapq.nsmallest(MAX_ERRORS, wrong, key=lambda index: (-badness[index], index)):
+    for index in heapq.nsmallest(MAX_ERRORS, error_indices, key=lambda index: (-severity[index], index)):
         example, answer = examples[index], answers[index]
-        both = [task.describe_answer(example, value) for value in (task.gold(example), answer["answer"])]
-        target, prediction = (shorten(format_answer(value), MAX_ANSWER) for value in both)
+        described = [task.describe_answer(example, value) for value in (task.gold(example), answer["answer"])]
+        target, prediction = (shorten(format_answer(value), MAX_ANSWER) for value in described)
         text = cut_middle(" ".join(task.describe(example).split()), MAX_TEXT)
-        confidence = _confidence(answer, badness[index], is_value=bool(values))
+        confidence = _confidence(answer, severity[index], is_value=bool(values))
         errors.append(WrongAnswer(text, target, prediction, confidence))
     return TaskReport(
         title,
@@ -147,7 +147,7 @@ def build_task_report(
         confusion=confusion,
         values=values,
         errors=errors,
-        error_count=len(wrong),
+        error_count=len(error_indices),
         rows=rows,
         runs=runs,
         notices=notices,
@@ -180,7 +180,7 @@ def render_finetuning_page(report: TaskReport) -> str:
 
 
 def metric_name(name: str, report: TaskReport | None = None) -> str:
-    """Return the display name of a metric; F1 of more than two labels is a macro average, F1 of chunks is not."""
+    """Return the display name of a metric; F1 over more than two labels is macro F1, except for chunks."""
     if name == "f1" and report is not None and report.confusion is not None and len(report.confusion[0]) > 2:
         name = "f1_of_chunks" if "recall" in report.metrics else "macro_f1"
     words = name.replace("_", " ").replace("f1", "F1")
@@ -201,7 +201,7 @@ def format_answer(answer: object) -> str:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Leave out the middle of a long text, so that both texts of a pair stay visible."""
+    """Replace the middle of a long text by an ellipsis, so that both texts of a pair stay visible."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -209,30 +209,30 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def most_confused(counts: np.ndarray, limit: int = MAX_LABELS) -> np.ndarray:
-    """Return the indices of the labels with most errors, in ascending order.
+    """Return the indices of the labels with the most errors, in ascending order.
 
     Shape: counts (targets, predictions).
     """
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
-    chosen: np.ndarray = np.sort(np.argsort(-errors, kind="stable")[:limit])
-    return chosen
+    indices: np.ndarray = np.sort(np.argsort(-errors, kind="stable")[:limit])
+    return indices
 
 
 def _numeric_values(
     task: Task[Example], examples: Sequence[Example], answers: Sequence[Answer]
 ) -> list[tuple[float, float]]:
-    """Targets and predictions if all are numbers; integers alone are class indices."""
+    """Return targets and predictions if all are numbers; only integers are class indices."""
     pairs = [(task.gold(example), answer["answer"]) for example, answer in zip(examples, answers, strict=True)]
     is_number = all(isinstance(value, float | int) and not isinstance(value, bool) for pair in pairs for value in pair)
     has_floats = any(isinstance(value, float) for pair in pairs for value in pair)
     return [(float(target), float(value)) for target, value in pairs] if is_number and has_floats else []
 
 
-def _confidence(answer: Answer, badness: float, *, is_value: bool) -> str:
+def _confidence(answer: Answer, severity: float, *, is_value: bool) -> str:
     score = answer.get("score")
     if not is_value and isinstance(score, float | int) and 0 <= score <= 1:
         return f"{100 * score:.1f} %"
-    return f"{badness:.3g}"
+    return f"{severity:.3g}"
 
 
 def _baseline(
@@ -242,7 +242,7 @@ def _baseline(
     confusion: tuple[tuple[str, ...], np.ndarray] | None,
     metric: str,
 ) -> tuple[str, float] | None:
-    """Score of always predicting the most frequent label; None if answers are not labels."""
+    """Return the score of always predicting the most frequent label; None if answers are not labels."""
     if confusion is None or any(answer["answer"] not in confusion[0] for answer in answers):
         return None
     labels, counts = confusion
@@ -252,7 +252,7 @@ def _baseline(
 
 
 def _score_bar(report: TaskReport) -> ScoreBar | None:
-    """The score on a scale from 0 (or −100) to 100; None if it is neither a share nor a correlation."""
+    """Place the score on a scale from 0 (or −100) to 100; None if it is neither a percentage nor a correlation."""
     score, interval = report.score, report.interval
     low = -100 if min(score, *(interval or (score,))) < 0 else 0
     if score > 100 or (interval and interval[1] > 100.001):
@@ -270,7 +270,7 @@ def _score_bar(report: TaskReport) -> ScoreBar | None:
 
 
 def _warnings(report: TaskReport) -> list[str]:
-    """Warnings that follow from the metrics themselves."""
+    """Return warnings that follow from the metrics."""
     warnings: list[str] = []
     if report.confusion is not None:
         labels, counts = report.confusion
@@ -283,20 +283,22 @@ def _warnings(report: TaskReport) -> list[str]:
         absent = [label for label, count in zip(labels, counts.sum(1), strict=True) if not count]
         if absent:
             named = shorten(", ".join(absent), MAX_ANSWER)
-            warnings.append(f"{report.split.capitalize()} has no example of {len(absent)} of the labels: {named}.")
+            warnings.append(f"{report.split.capitalize()} has no examples of {len(absent)} of the labels: {named}.")
     if report.baseline is not None and report.interval is not None and not warnings:
         name, level = report.baseline
         if report.interval[0] <= level:
             warnings.append(
-                f"The interval includes {level:.1f}, the score of {name}: the model may be no better than that."
+                f"The confidence interval includes {level:.1f}, the score of {name}: the model may be no better."
             )
     if report.examples < FEW_EXAMPLES:
-        warnings.append(f"The score comes from only {format_count(report.examples, 'example')}: mind the interval.")
+        warnings.append(
+            f"The score is based on only {format_count(report.examples, 'example')}: mind the confidence interval."
+        )
     return warnings
 
 
 def _runs_chart(report: TaskReport) -> Markup | None:
-    """One row of points for every learning rate."""
+    """Draw one row of points per learning rate."""
     by_rate: dict[float | None, list[float]] = {}
     for run in report.runs:
         by_rate.setdefault(run.learning_rate, []).append(run.score)

@@ -1,4 +1,4 @@
-"""The page and the model card of a search for a model that fits a budget."""
+"""Report page and model card of `fit`, the search for a model within a budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ SHAPES = {  # SVG paths around (0, 0) by precision
     "int8_static": "M0 6L5.6 -4.4H-5.6Z",
     "int8_weights": "M0 -6.2L6.2 0L0 6.2L-6.2 0Z",
 }
-MAX_LATENCY_RATIO = 2.5  # slower candidates, relative to the reference and the budget, are not drawn
+MAX_LATENCY_RATIO = 2.5  # to the slower of reference and budget; slower candidates are not drawn
 
 
 @dataclass(frozen=True)
 class FrontChart:
-    """Score against latency of the candidates, and how many were too slow to be drawn."""
+    """Chart of score against latency, and the number of candidates that are too slow to be drawn."""
 
     chart: Markup
     left_out: int
@@ -30,7 +30,7 @@ class FrontChart:
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """A row of the table of candidates, formatted."""
+    """A formatted row of the table of candidates."""
 
     network: str
     engine: str
@@ -65,14 +65,14 @@ def render_fit_card(outcome: FitOutcome, name: str) -> str:
         "peak memory of the process, MB": lambda one: f"{one.memory_mb:.0f}",
         "parameters": lambda one: f"{one.parameters:,}",
     }
-    compared = [row, *([whole] if whole and whole.is_measured else [])]
+    shown = [row, *([whole] if whole and whole.is_measured else [])]
     return render(
         "fit_card.md",
         name=name,
         outcome=outcome,
         row=row,
-        columns=["this model", *(["whole network"] if len(compared) > 1 else [])],
-        costs=[[label, *map(cell, compared)] for label, cell in costs.items()],
+        columns=["this model", *(["whole network"] if len(shown) > 1 else [])],
+        costs=[[label, *map(cell, shown)] for label, cell in costs.items()],
         threads=format_count(outcome.threads, "thread"),
         batch=format_count(outcome.conditions.batch, "sequence"),
         versions=_versions(outcome),
@@ -88,7 +88,7 @@ def headline(outcome: FitOutcome) -> str:
             f"(p{outcome.limit.percentile}) and {format_megabytes(row.size_mb)}\u00a0MB: {row.words}."
         )
     missed = "; ".join(miss.words for miss in outcome.misses) or "not in every measurement"
-    return f"No candidate meets the budget. The nearest is {outcome.best.words}: {missed}."
+    return f"No candidate meets the budget. The closest is {outcome.best.words}: {missed}."
 
 
 def front_chart(outcome: FitOutcome) -> FrontChart:

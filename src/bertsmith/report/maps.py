@@ -13,13 +13,13 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
-MAX_TOKENS = 128  # more make the page too large
-NEAR = 4  # largest distance of a neighbouring token
+MAX_TOKENS = 128  # a longer text would make the page too large
+NEAR = 4  # maximum distance of neighbouring tokens
 SEPARATORS = frozenset({"[SEP]", "</s>", "<sep>", "<|endoftext|>"})
 TOLERANCE = 0.01  # rounding of half precision
 
 Maps = Mapping[str, Sequence[np.ndarray]]
-"""By name, for every layer an array (heads, length, length); without heads if the layer lacks the map."""
+"""By name, for every layer an array (heads, length, length); 0 heads if the layer lacks the map."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ def label(name: str) -> str:
 
 def order_names(names: Sequence[str]) -> list[str]:
     """Return the distinct names, attention first."""
-    found = list(dict.fromkeys(names))
-    return sorted(found, key=lambda name: name != "attention")
+    distinct = list(dict.fromkeys(names))
+    return sorted(distinct, key=lambda name: name != "attention")
 
 
 def compute_maps(model: Model, text: str, pair: str | None = None) -> tuple[list[str], dict[str, list[np.ndarray]]]:
     """Return the tokens of a text and the maps that a model computes for it."""
     tokenizer, embedding = model.require_tokenizer(), model.config.encoder.embedding
     if not text.strip():
-        raise InputError("--text is empty; give some words")
+        raise InputError("--text is empty; at least one word is needed")
     arrays = tokenizer.encode([text], None if pair is None else [pair])
     ids = torch.from_numpy(arrays["input_ids"])
     max_length = min(MAX_TOKENS, embedding.max_length)
@@ -147,19 +147,19 @@ def head_statistics(tokens: Sequence[str], layers: Sequence[np.ndarray]) -> list
         layers: each (heads, length, length), each row of a map a distribution over the keys
     """
     positions = np.arange(len(tokens))
-    apart = np.abs(positions[:, None] - positions)  # (length, length)
+    distances = np.abs(positions[:, None] - positions)  # (length, length)
     is_separator = np.array([token in SEPARATORS for token in tokens])
-    found = []
+    statistics = []
     for layer in layers:
         safe = np.where(layer > 0, layer, 1.0)  # 0 log 0 counts as 0
         entropy = -(layer * np.log(safe)).sum(-1).mean(-1)  # (heads,)
-        distance = (layer * apart).sum(-1).mean(-1)
-        near = (layer * (apart <= NEAR)).sum(-1).mean(-1)
+        distance = (layer * distances).sum(-1).mean(-1)
+        near = (layer * (distances <= NEAR)).sum(-1).mean(-1)
         first = layer[..., 0].mean(-1)
         separator = layer[..., is_separator].sum(-1).mean(-1)
         stacked = np.stack([entropy, distance, near, first, separator], axis=-1)
-        found.append([HeadStatistics(*(float(value) for value in head)) for head in stacked])
-    return found
+        statistics.append([HeadStatistics(*(float(value) for value in head)) for head in stacked])
+    return statistics
 
 
 def score_statistics(layers: Sequence[np.ndarray]) -> list[list[ScoreStatistics]]:

@@ -1,4 +1,4 @@
-"""HTML pages from the jinja2 templates: each is one self-contained file without network access, in light and dark."""
+"""Render the jinja2 templates: every page is one self-contained file without network access, in light and dark."""
 
 from functools import cache
 from importlib.resources import files
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 
 def render(template: str, **context: object) -> str:
-    """Fill a template with typed records and plain values; everything but charts is escaped."""
+    """Render a template with typed records and plain values; everything except charts is escaped."""
     return _environment().get_template(template).render(**context)
 
 
@@ -44,7 +44,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_megabytes(size: float) -> str:
-    """Format a size in megabytes: one digit after the point, more for small sizes.
+    """Format a size in megabytes: one decimal, more for small sizes.
 
     >>> format_megabytes(86.64), format_megabytes(0.0314)
     ('86.6', '0.0314')

@@ -1,4 +1,4 @@
-"""PNG pictures drawn by matplotlib: the grid of all heads of a map on one text, and the averages over many texts."""
+"""PNG pictures drawn with matplotlib: all heads of a map on one text, and averages over many texts."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from bertsmith.report.maps import NEAR, TextMap, label
 from bertsmith.report.page import shorten
 from bertsmith.report.study import MapStudy, main_map
 
-NO_PICTURE = "no picture: that needs matplotlib (pip install 'bertsmith[report]')"
+NO_PICTURE = "no picture was written: matplotlib is not installed (pip install 'bertsmith[report]')"
 INK, MUTED, LINE = "#141920", "#5a6572", "#e1e6ec"
 SERIES = ("#1d5bbf", "#d2601a", "#14806a", "#8246b8")
 WEIGHTS, SCORES = ("#f2f5f9", "#5a93da", "#0a2048"), ("#b8460e", "#f2f5f9", "#164f9f")  # as in base.css
@@ -93,20 +93,20 @@ def save_study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
             near = [100 * study.near(name, layer) for layer in layers]
             below[1].plot([layer + 1 for layer in layers], near, color=colour, linewidth=1.6, marker="o", markersize=4)
     first = next(iter(studies.values()))
-    below[0].plot(first.distances, first.even_mass, color=MUTED, linewidth=1.2, linestyle="--", label="uniform")
-    below[1].axhline(100 * first.even_near, color=MUTED, linewidth=1.2, linestyle="--")
+    below[0].plot(first.distances, first.uniform_mass, color=MUTED, linewidth=1.2, linestyle="--", label="uniform")
+    below[1].axhline(100 * first.uniform_near, color=MUTED, linewidth=1.2, linestyle="--")
     below[1].set_ylim(0, 100)
     below[1].xaxis.get_major_locator().set_params(integer=True)
     below[0].legend(frameon=False, fontsize=8, labelcolor=MUTED)
     _label_axes(below[0], "mass by distance", "query − key", "")
-    _label_axes(below[1], f"share within ±{NEAR}, per cent", "layer", "")
+    _label_axes(below[1], f"share within ±{NEAR}, percent", "layer", "")
     if has_kernels:
         _kernel_row(figure, grid, studies, shift)
     _write(figure, path)
 
 
 def _strongest(average: np.ndarray, has_scores: bool) -> float:
-    """Value of the strongest colour: the 98th percentile, so that one dominant token does not leave the rest pale."""
+    """Return the value of the strongest colour: the 98th percentile, because one dominant token would fade the rest."""
     sizes = np.abs(average[average != 0])
     return float(np.quantile(sizes, 1.0 if has_scores else 0.98)) if sizes.size else 1.0
 

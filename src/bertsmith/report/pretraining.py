@@ -1,4 +1,4 @@
-"""The page of a pre-training run: results, loss curves, filled masks and commands to continue with."""
+"""Report page of a pre-training run: results, loss curves, filled masks and commands for next steps."""
 
 import math
 import re
@@ -15,7 +15,7 @@ MASK = re.compile(r"\[MASK\]|<mask>")
 
 @dataclass(frozen=True)
 class FilledMask:
-    """A sentence with a mask, and the tokens the model proposes with their probabilities, most probable first."""
+    """A sentence with a mask, and the most probable tokens for it with their probabilities, best first."""
 
     text: str
     candidates: tuple[tuple[str, float], ...]
@@ -27,18 +27,18 @@ class FilledMask:
 
     @property
     def best(self) -> str:
-        """The text that replaces the mask; of several masks it is unknown which one the candidates are for."""
+        """The best candidate; "[MASK]" for several masks, because the candidates do not say which one they fill."""
         best = self.candidates[0][0] if len(self.parts) == 2 and self.candidates else "[MASK]"
         return best.strip() or best
 
 
 @dataclass(frozen=True)
 class PretrainingReport:
-    """Contents of the page; parts that a run does not have are empty.
+    """Contents of the page; sections without data are omitted.
 
     `steps` are the training rows of the log (step, loss, learning_rate, tokens_per_second, and `tokens` and `seconds`
-    since the start of the run). `held_out` are rows of step, loss and possibly masked_accuracy. If both have the
-    metrics of replaced-token detection, their loss is the generator's.
+    since the start of the run). `held_out` are rows with step, loss and possibly masked_accuracy. With the metrics of
+    replaced-token detection, `loss` is the generator's.
     """
 
     title: str
@@ -46,14 +46,14 @@ class PretrainingReport:
     steps: Sequence[LogRow]
     held_out: Sequence[LogRow]
     unigram_entropy: float | None
-    """Given for a masked-language-model loss only: it is then the log of a perplexity."""
+    """Set only if the loss is a mean cross-entropy per token, so that exp(loss) is a perplexity."""
     filled: tuple[FilledMask, ...] = ()
     attention: Explorer | None = None
     settings: str = ""
     commands: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     predicted: str = "masked tokens"
-    """The tokens that the loss is about: "masked tokens" or "next tokens"."""
+    """The tokens that the model predicts: "masked tokens" or "next tokens"."""
 
     @property
     def detects_replacements(self) -> bool:
@@ -76,7 +76,7 @@ def render_pretraining_page(report: PretrainingReport) -> str:
 
 
 def headline(report: PretrainingReport) -> str:
-    """Return the outcome in one sentence: how far the loss fell below the unigram level, as far as that is known."""
+    """Return the outcome in one sentence: the loss relative to the unigram level, if that is known."""
     if report.detects_replacements:
         last = (report.held_out or report.steps)[-1]
         recall, precision = last["replaced_recall"], last["replaced_precision"]
@@ -96,11 +96,11 @@ def headline(report: PretrainingReport) -> str:
                 f"{name} fell {below:.2f} nats below the unigram level: "
                 f"perplexity {_perplexity(last_loss)} instead of {_perplexity(level)}."
             )
-        return f"{name} is still {-below:.2f} nats above the unigram level: word frequencies alone do better."
+        return f"{name} is still {-below:.2f} nats above the unigram level: token frequencies alone do better."
     if len(losses) == 1:
         return f"{name} is {last_loss:.3g}."
-    moved = "fell" if last_loss < losses[0][1] else "went"
-    return f"{name} {moved} from {losses[0][1]:.3g} to {last_loss:.3g}."
+    verb = "fell" if last_loss < losses[0][1] else "went"
+    return f"{name} {verb} from {losses[0][1]:.3g} to {last_loss:.3g}."
 
 
 def _lead(report: PretrainingReport) -> str:
@@ -145,7 +145,7 @@ def _metrics(report: PretrainingReport) -> dict[str, str]:
 
 
 def _detection_panels(report: PretrainingReport) -> list[Panel]:
-    """Curves of recall, precision and the share of replaced tokens, and of the encoder's loss."""
+    """Return charts of recall, precision and the share of replaced tokens, and of the encoder's loss."""
     rows = report.held_out if len(report.held_out) > 1 else report.steps
     shares = [
         Series(name, column(rows, f"replaced_{key}", keep_gaps=True))
@@ -195,11 +195,11 @@ def entropy(share: float) -> float:
     >>> round(entropy(0.5), 3), entropy(0.0)
     (0.693, 0.0)
     """
-    return -sum(part * math.log(part) for part in (share, 1 - share) if part > 0)
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
 
 
 def _perplexity(loss: float) -> str:
-    value = math.exp(min(loss, 60.0))  # a diverged loss must not overflow
+    value = math.exp(min(loss, 60.0))  # avoids overflow if training diverged
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}" if value < 1e7 else f"{value:.1e}"
 
 

@@ -1,6 +1,6 @@
 """Averages of attention and convolution maps over many texts: average maps, mass by distance, kernels.
 
-Every query (every counted token of every text) has the same weight, and so has every head.
+All queries (counted tokens of all texts) have equal weight, and so have all heads.
 - `mass` at distance d = query − key: the sum of the weights at that distance over all queries, divided by the number
   of queries. A query near an end lacks some distances and adds nothing to them, so the masses of a map whose rows sum
   to 1 sum to 1.
@@ -25,7 +25,7 @@ from bertsmith.report.maps import NEAR, Kernels, order_names, trim_kernels
 from bertsmith.text.tokenizer import ROLES, Tokenizer
 
 MAX_BATCH = 32  # texts
-MAX_WEIGHTS = 64 << 20  # in all maps of a batch: 256 MB
+MAX_WEIGHTS = 64 << 20  # in all maps of a batch, 256 MB
 
 
 @dataclass
@@ -44,7 +44,7 @@ class MapStudy:
         self.texts = self.queries = 0
         self.distances = np.arange(-(length - 1), length)  # query − key
         self._cells = np.zeros((length, length))  # number of texts that have both positions
-        self._even = np.zeros(2 * length - 1)  # sums of a head with uniform weights
+        self._uniform = np.zeros(2 * length - 1)  # sums of a head with uniform weights
         self._sums: dict[str, list[_Sums | None]] = {}
         positions = torch.arange(length)
         self._distance_index = positions[:, None] - positions + length - 1  # (length, length)
@@ -53,17 +53,17 @@ class MapStudy:
         """Add the maps of a batch of texts to the sums.
 
         Shape:
-            maps: for every layer by name (batch, heads, longest, longest)
-            is_counted: (batch, longest), True at tokens to count
+            maps: for every layer by name (batch, heads, max_length, max_length)
+            is_counted: (batch, max_length), True at tokens to count
         """
         is_counted = is_counted.cpu()
-        pairs = is_counted[:, :, None] & is_counted[:, None, :]  # (batch, longest, longest)
+        pairs = is_counted[:, :, None] & is_counted[:, None, :]  # (batch, max_length, max_length)
         max_length = is_counted.shape[1]
         self.texts += int(is_counted.any(1).sum())
         self.queries += int(is_counted.sum())
         self._cells[:max_length, :max_length] += pairs.sum(0).numpy()
-        even = pairs / pairs.sum(-1, keepdim=True).clamp(min=1)
-        self._even += self._by_distance(even.double().sum(0, keepdim=True))[0]
+        uniform = pairs / pairs.sum(-1, keepdim=True).clamp(min=1)
+        self._uniform += self._by_distance(uniform.double().sum(0, keepdim=True))[0]
         if not is_counted.any():
             return
         for layer, named in enumerate(maps):
@@ -75,9 +75,9 @@ class MapStudy:
         real = torch.where(pairs[:, None], map_, 0.0)
         if not bool(real.isfinite().all()):
             raise InputError(
-                f"the {name} map of layer {layer + 1} holds values that are not finite; the model is broken"
+                f"the {name} map of layer {layer + 1} has non-finite values; the weights of the model are damaged"
             )
-        summed = real.sum(0)  # (heads, longest, longest)
+        summed = real.sum(0)  # (heads, max_length, max_length)
         max_length = summed.shape[-1]
         sums = self._sums.setdefault(name, [None] * layers)
         total = sums[layer]
@@ -88,7 +88,7 @@ class MapStudy:
         total.distances += self._by_distance(summed)
 
     def _by_distance(self, maps: Tensor) -> np.ndarray:
-        """Sum along the diagonals: (heads, longest, longest) -> (heads, 2 length - 1)."""
+        """Sum along the diagonals: (heads, max_length, max_length) -> (heads, 2 length - 1)."""
         max_length = maps.shape[-1]
         sums = maps.new_zeros(len(maps), 2 * self.length - 1)
         index = self._distance_index[:max_length, :max_length].flatten()
@@ -109,9 +109,9 @@ class MapStudy:
 
     def average(self, name: str, layer: int | None = None) -> np.ndarray:
         """Return the average map, (length, length); 0 at positions that no text has."""
-        chosen = self._chosen(name, layer)
-        heads = sum(len(sums.distances) for sums in chosen)
-        return np.sum([sums.cells for sums in chosen], axis=0) / heads / np.maximum(self._cells, 1)
+        selected = self._select(name, layer)
+        heads = sum(len(sums.distances) for sums in selected)
+        return np.sum([sums.cells for sums in selected], axis=0) / heads / np.maximum(self._cells, 1)
 
     def mass(self, name: str, layer: int | None = None) -> np.ndarray:
         """Return the share of the mass at each of `distances`, averaged over queries and heads."""
@@ -139,28 +139,29 @@ class MapStudy:
         return trim_kernels(self.distances, layers)
 
     @property
-    def even_mass(self) -> np.ndarray:
+    def uniform_mass(self) -> np.ndarray:
         """Mass by distance of uniform weights on these texts."""
-        return self._even / max(self.queries, 1)
+        return self._uniform / max(self.queries, 1)
 
     @property
-    def even_near(self) -> float:
+    def uniform_near(self) -> float:
         """Share within ±NEAR of uniform weights on these texts: the baseline of `near`."""
-        return _within(self.distances, self._even)
+        return _within(self.distances, self._uniform)
 
     @property
     def _pairs(self) -> np.ndarray:
         return self._by_distance(torch.from_numpy(self._cells)[None])[0]
 
     def _heads(self, name: str, layer: int | None) -> np.ndarray:
-        return np.concatenate([sums.distances for sums in self._chosen(name, layer)])
+        return np.concatenate([sums.distances for sums in self._select(name, layer)])
 
-    def _chosen(self, name: str, layer: int | None) -> list[_Sums]:
-        chosen = [sums for sums in self._sums[name] if sums is not None] if layer is None else [self._sums[name][layer]]
-        found = [sums for sums in chosen if sums is not None]
-        if not found:
+    def _select(self, name: str, layer: int | None) -> list[_Sums]:
+        """Return the sums of a layer, or of all layers that have the map."""
+        candidates = self._sums[name] if layer is None else [self._sums[name][layer]]
+        selected = [sums for sums in candidates if sums is not None]
+        if not selected:
             raise ValueError(f"layer {layer} has no map {name!r}")
-        return found
+        return selected
 
 
 def _within(distances: np.ndarray, mass: np.ndarray) -> float:
@@ -181,11 +182,11 @@ def study_texts(
     counts_special: bool = True,
     progress: Callable[[int], None] = lambda texts: None,
 ) -> MapStudy:
-    """Study a model on texts, each cut to `length` tokens; `progress` gets the number of texts just done."""
+    """Study a model on texts, each truncated to `length` tokens; `progress` is called with the texts of each batch."""
     max_length = model.config.encoder.embedding.max_length
     if not 3 <= length <= max_length:
         raise InputError(f"--length is {length}; allowed: 3 to {max_length}, the maximum length of the model")
-    special = torch.tensor(_frame(model.require_tokenizer()), device=model.device)
+    special = torch.tensor(_added_tokens(model.require_tokenizer()), device=model.device)
     study = MapStudy(length)
     with model.evaluating():
         for ids, types, is_token in _batches(model, texts, length):
@@ -196,12 +197,12 @@ def study_texts(
             study.add(maps, is_counted)
             progress(len(ids))
     if not study.queries:
-        raise InputError("the texts have no token to count; give texts with words in them")
+        raise InputError("the texts have no tokens to count; pass texts that contain words")
     return study
 
 
-def _frame(tokenizer: Tokenizer) -> list[int]:
-    """Special tokens around a text; unknown and mask tokens are words of it."""
+def _added_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that are added to a text; unknown and mask tokens stand for its words."""
     words = {*ROLES["unknown"], *ROLES["mask"]}
     ids = list(tokenizer.special_ids)
     return [token for token, piece in zip(ids, tokenizer.tokens(ids), strict=True) if piece not in words]
@@ -215,12 +216,11 @@ def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[
     heads = sum(layer.mixer.heads for layer in encoder.layers)
     start = 0
     while start < len(order):
-        # the last text of a batch is its longest; a head has at most four maps
+        # texts are sorted, so the last one of a batch is the longest; a head has at most four maps
         stop = min(len(order), start + MAX_BATCH)
         while stop > start + 1 and (stop - start) * heads * 4 * len(rows[order[stop - 1]]) ** 2 > MAX_WEIGHTS:
             stop = start + (stop - start) // 2
-        chosen = [texts[index] for index in order[start:stop]]
-        arrays = tokenizer.encode(chosen, max_length=length)
+        arrays = tokenizer.encode([texts[index] for index in order[start:stop]], max_length=length)
         batch = {name: torch.from_numpy(array).to(model.device) for name, array in arrays.items()}
         types = batch["token_type_ids"] if encoder.embedding.types else None
         yield batch["input_ids"], types, batch["attention_mask"].bool()
@@ -255,7 +255,7 @@ class MapStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class UniformStatistics:
-    """The averages that uniform weights would have."""
+    """Averages of uniform weights, as a baseline."""
 
     near: float
     mass_by_distance: list[float]
@@ -263,7 +263,7 @@ class UniformStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStatistics:
-    """All averages of a study but the average maps, as result.json stores them."""
+    """All averages of a study except the average maps, as stored in result.json."""
 
     texts: int
     tokens: int
@@ -280,7 +280,7 @@ def study_statistics(study: MapStudy) -> StudyStatistics:
         tokens=study.queries,
         layers=study.layers,
         distances=study.distances.tolist(),
-        spread_evenly=UniformStatistics(near=study.even_near, mass_by_distance=_rounded(study.even_mass)),
+        spread_evenly=UniformStatistics(near=study.uniform_near, mass_by_distance=_rounded(study.uniform_mass)),
         maps={name: _map_statistics(study, name) for name in study.names},
     )
 
@@ -290,9 +290,9 @@ def _map_statistics(study: MapStudy, name: str) -> MapStatistics:
     layers = {str(layer + 1): layer for layer, count in enumerate(heads) if count}
     kernels = None
     if kind.is_convolution:
-        found = study.kernels(name)
-        by_layer = {number: found.layers[layer].round(6).tolist() for number, layer in layers.items()}
-        kernels = KernelStatistics(distances=found.distances, by_layer=by_layer)
+        averages = study.kernels(name)
+        by_layer = {number: averages.layers[layer].round(6).tolist() for number, layer in layers.items()}
+        kernels = KernelStatistics(distances=averages.distances, by_layer=by_layer)
     if kind.is_score:
         return MapStatistics(
             kind="scores",

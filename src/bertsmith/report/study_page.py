@@ -1,4 +1,4 @@
-"""The page of a study: average maps of one or more models side by side, mass by distance, near shares, kernels."""
+"""Report page of an attention study: average maps of one or more models, mass by distance, kernels."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from bertsmith.report.page import render
 from bertsmith.report.study import MapStudy, main_map
 
 Studies = Mapping[str, MapStudy]
-"""Studies of the same texts by the name of the model."""
+"""Studies of the same texts, by model name."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ShareRow:
 
 @dataclass(frozen=True)
 class ChartSection:
-    """Charts of one map or model below a heading."""
+    """A heading with charts of one map or model."""
 
     heading: str
     note: str
@@ -57,7 +57,7 @@ def render_study_page(studies: Studies, facts: Mapping[str, str]) -> str:
         layers=max(study.layers for study in studies.values()),
         near=NEAR,
         shares=_share_rows(studies),
-        even_shares=_even_shares(studies),
+        uniform_shares=_uniform_shares(studies),
         charts=[*_mass_sections(studies, names), *_score_sections(studies)],
         kernels=_kernel_sections(studies),
         facts=facts,
@@ -65,30 +65,30 @@ def render_study_page(studies: Studies, facts: Mapping[str, str]) -> str:
 
 
 def headline(studies: Studies) -> str:
-    """Return the study in one sentence: the share of its weight that each model keeps near."""
+    """Return the study in one sentence: the share of the weight of each model within ±NEAR tokens."""
     main = {model: (study, main_map(study)) for model, study in studies.items()}
-    shares = {model: found for model, found in main.items() if not MAP_KINDS[found[1]].is_score}
+    shares = {model: pair for model, pair in main.items() if not MAP_KINDS[pair[1]].is_score}
     if not shares:
         return "Scores of " + " and ".join(studies) + " by distance."
-    even = {round(100 * study.even_near) for study, _ in shares.values()}
-    rest = f"; uniform weights would put {even.pop()}\u00a0% there." if len(even) == 1 else "."
-    parts = [
+    uniform = {round(100 * study.uniform_near) for study, _ in shares.values()}
+    rest = f"; uniform weights would put {uniform.pop()}\u00a0% there." if len(uniform) == 1 else "."
+    clauses = [
         f"{model} puts {100 * study.near(name):.0f}\u00a0% of its {label(name)}"
         for model, (study, name) in shares.items()
     ]
-    if len(parts) == 1:
-        return f"{parts[0]} within ±{NEAR} tokens{rest}"
-    return f"Within ±{NEAR} tokens {', '.join(parts[:-1])} and {parts[-1]}{rest}"
+    if len(clauses) == 1:
+        return f"{clauses[0]} within ±{NEAR} tokens{rest}"
+    return f"Within ±{NEAR} tokens, {', '.join(clauses[:-1])} and {clauses[-1]}{rest}"
 
 
 def _lead(studies: Studies) -> str:
     first = next(iter(studies.values()))
     tokens = " and ".join(dict.fromkeys(f"{study.queries:,}" for study in studies.values()))
-    return f"Averages over {first.texts:,} texts, {tokens} tokens, at most {first.length} of each text."
+    return f"Averages over {first.texts:,} texts with {tokens} tokens, at most {first.length} tokens of each text."
 
 
 def _explorer_data(studies: Studies) -> dict[str, object]:
-    """The average maps for templates/study.js."""
+    """Return the average maps for templates/study.js."""
     return {
         "length": max(study.length for study in studies.values()),
         "models": [{name: _pack(study, name) for name in study.names} for study in studies.values()],
@@ -98,8 +98,8 @@ def _explorer_data(studies: Studies) -> dict[str, object]:
 def _pack(study: MapStudy, name: str) -> dict[str, object]:
     """Pack the average over all layers and then the average of each layer, one byte per cell.
 
-    A weight is (level / 255)² and a score (level − 128) / 127 of the average's own scale, its largest absolute value.
-    The square keeps small weights apart. A layer without the map has scale 0 and no bytes.
+    A weight is (level / 255)² and a score (level − 128) / 127 times the scale of the average, its largest absolute
+    value. The square keeps small weights distinct. A layer without the map has scale 0 and no bytes.
     """
     is_score, scales, levels = MAP_KINDS[name].is_score, [], []
     layers: list[int | None] = [None, *range(len(study.heads(name)))]
@@ -129,35 +129,35 @@ def _share_rows(studies: Studies) -> list[ShareRow]:
     return rows
 
 
-def _even_shares(studies: Studies) -> list[tuple[str, str]]:
-    """Models and the share that uniform weights would have; models with one tokenizer share a row."""
+def _uniform_shares(studies: Studies) -> list[tuple[str, str]]:
+    """Return models and the share of uniform weights; models with an equal share, as of one tokenizer, share a row."""
     models: dict[str, list[str]] = {}
     for model, study in studies.items():
-        models.setdefault(f"{100 * study.even_near:.1f} %", []).append(model)
+        models.setdefault(f"{100 * study.uniform_near:.1f} %", []).append(model)
     return [(", ".join(names) if len(models) > 1 else "", share) for share, names in models.items()]
 
 
 def _mass_sections(studies: Studies, names: Sequence[str]) -> list[ChartSection]:
     note = (
         "Share of a query's weight at each distance, query − key (positive distances look back), averaged over all "
-        "queries and heads. Queries near the end of a text lack some distances and add nothing to them."
+        "queries and heads. Queries near the ends of a text have no tokens at some distances."
     )
     sections = []
     for name in names:
         if MAP_KINDS[name].is_score:
             continue
-        having = {model: study for model, study in studies.items() if name in study.names}
+        with_map = {model: study for model, study in studies.items() if name in study.names}
         heading = f"{label(name).capitalize()} by distance"
         if MAP_KINDS[name].is_convolution:
-            sections.append(ChartSection(heading, note, [_convolution_chart(name, having)]))
+            sections.append(ChartSection(heading, note, [_convolution_chart(name, with_map)]))
         else:
-            even = " The curve “uniform” is the result of equal weights on all tokens."
-            sections.append(ChartSection(heading, note + even, _attention_charts(name, having)))
+            uniform = " The curve “uniform” is the result of uniform weights."
+            sections.append(ChartSection(heading, note + uniform, _attention_charts(name, with_map)))
     return sections
 
 
 def _convolution_chart(name: str, studies: Studies) -> str:
-    """Mass by distance as far as the kernels reach."""
+    """Draw the mass by distance, up to the width of the kernels."""
     reach = 1 + max(abs(tap) for study in studies.values() for tap in study.kernels(name).distances)
     curves = [
         Series(model, [point for point in _points(study.distances, study.mass(name)) if abs(point[0]) <= reach])
@@ -167,10 +167,10 @@ def _convolution_chart(name: str, studies: Studies) -> str:
 
 
 def _attention_charts(name: str, studies: Studies) -> list[str]:
-    """Mass by distance, and the share within ±NEAR by layer."""
+    """Draw the mass by distance, and the share within ±NEAR by layer."""
     first = next(iter(studies.values()))
     curves = [Series(model, _points(study.distances, study.mass(name))) for model, study in studies.items()]
-    curves.append(Series("uniform", _points(first.distances, first.even_mass)))
+    curves.append(Series("uniform", _points(first.distances, first.uniform_mass)))
     shares = [
         Series(
             model,
@@ -178,14 +178,14 @@ def _attention_charts(name: str, studies: Studies) -> list[str]:
         )
         for model, study in studies.items()
     ]
-    even = 100 * first.even_near
+    uniform = 100 * first.uniform_near
     return [
         line_chart(curves, x_label="query − key", y_label="share of the mass", height=300, y_from_zero=True),
         line_chart(
             shares,
             x_label="layer",
-            y_label=f"per cent within ±{NEAR}",
-            reference=(f"uniform {even:.2f}", even),
+            y_label=f"percent within ±{NEAR}",
+            reference=(f"uniform {uniform:.2f}", uniform),
             height=220,
             y_from_zero=True,
         ),
@@ -193,7 +193,7 @@ def _attention_charts(name: str, studies: Studies) -> list[str]:
 
 
 def _score_sections(studies: Studies) -> list[ChartSection]:
-    note = "The average of each term of the score before the softmax, over the pairs of tokens at each distance."
+    note = "Mean of each term of the attention score (before the softmax) over all token pairs at each distance."
     sections = []
     for model, study in studies.items():
         terms = [name for name in study.names if MAP_KINDS[name].is_score]

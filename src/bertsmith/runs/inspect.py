@@ -218,7 +218,7 @@ def _inspect_texts(
     write_result(folder, result.to_json())
     for model, study in studies.items():
         shares = [f"{name} {study.near(name):.1%}" for name in study.names if not MAP_KINDS[name].is_score]
-        shares.append(f"uniform attention {study.even_near:.1%}")
+        shares.append(f"uniform attention {study.uniform_near:.1%}")
         print_plain(f"{model}: attention within ±{NEAR} positions: {', '.join(shares)}")
     print_plain(f"written to {out}: {', '.join(files)}")
     if not has_matplotlib():

@@ -1,4 +1,4 @@
-"""A parser for rendered pages: their elements and the text that a reader sees."""
+"""A parser for rendered pages: elements and visible text."""
 
 import re
 from html.parser import HTMLParser
@@ -35,10 +35,10 @@ class Outline(HTMLParser):
         self.texts.append((self.open[-1] if self.open else "", data))
 
     def count(self, tag: str, class_: str | None = None) -> int:
-        """Number of elements of a tag, all or those of a class."""
+        """Return the number of elements with a tag, and with a class if given."""
         return sum(
-            name == tag and (class_ is None or class_ in (found.get("class") or "").split())
-            for name, found in self.elements
+            name == tag and (class_ is None or class_ in (attributes.get("class") or "").split())
+            for name, attributes in self.elements
         )
 
     @property

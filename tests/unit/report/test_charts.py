@@ -1,4 +1,4 @@
-"""Charts: every value inside the chart, gaps, references, legends, hover titles, escaped names."""
+"""Charts: positions of values, gaps, reference lines, legends, hover titles, escaped names."""
 
 import math
 import re
@@ -24,8 +24,8 @@ from bertsmith.report.charts import (
 
 
 def positions(outline: Outline) -> list[tuple[float, float]]:
-    """Horizontal and vertical position of every circle."""
-    circles = [found for tag, found in outline.elements if tag == "circle" and "cx" in found]
+    """Return the horizontal and vertical position of every circle."""
+    circles = [drawn for tag, drawn in outline.elements if tag == "circle" and "cx" in drawn]
     return [(float(str(one["cx"]).rstrip("%")), float(str(one["cy"]))) for one in circles]
 
 
@@ -35,9 +35,9 @@ def positions(outline: Outline) -> list[tuple[float, float]]:
     ids=["one point", "one point at zero", "equal values", "tiny values", "one step twice"],
 )
 def test_every_point_is_inside_the_chart(points: list[tuple[float, float]]) -> None:
-    found = positions(Outline(line_chart([Series("loss", points)], x_label="step", y_label="nats", height=200)))
-    assert len(found) == len(points)
-    assert all(0 <= x <= 100 and 0 <= y <= 200 for x, y in found)
+    drawn = positions(Outline(line_chart([Series("loss", points)], x_label="step", y_label="nats", height=200)))
+    assert len(drawn) == len(points)
+    assert all(0 <= x <= 100 and 0 <= y <= 200 for x, y in drawn)
 
 
 @pytest.mark.parametrize("series", [[], [Series("a", [])], [Series("a", [(1.0, math.nan)])]])
@@ -83,7 +83,7 @@ def test_markers_lie_at_their_values() -> None:
         )
     )
     assert positions(outline)[:1] == [(50.0, 300.0)]  # axes from 0 to 10 and from 10 to 20
-    (shape,) = [found for tag, found in outline.elements if tag == "svg" and found.get("x")]
+    (shape,) = [attributes for tag, attributes in outline.elements if tag == "svg" and attributes.get("x")]
     assert (shape["x"], shape["y"]) == ("100.0%", "0.0")
     assert HOSTILE in outline.titles
     assert outline.count("line", "reference") == 2
@@ -126,7 +126,7 @@ def test_thinning_keeps_spikes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "wanted", "covers", "ticks"),
+    ("low", "high", "count", "covers", "ticks"),
     [
         (0, 10, 5, False, [0, 2, 4, 6, 8, 10]),
         (3.98, 9.1, 6, True, [3, 4, 5, 6, 7, 8, 9, 10]),
@@ -134,8 +134,8 @@ def test_thinning_keeps_spikes() -> None:
         (-1, 1, 4, True, [-1, -0.5, 0, 0.5, 1]),
     ],
 )
-def test_ticks_are_round(low: float, high: float, wanted: int, covers: bool, ticks: list[float]) -> None:
-    assert nice_ticks(low, high, wanted=wanted, covers=covers) == pytest.approx(ticks)
+def test_ticks_are_round(low: float, high: float, count: int, covers: bool, ticks: list[float]) -> None:
+    assert nice_ticks(low, high, count=count, covers=covers) == pytest.approx(ticks)
 
 
 def test_numbers_are_short() -> None:

@@ -1,4 +1,4 @@
-"""The page of recipes trained at an equal budget."""
+"""Report page of recipes trained with an equal budget."""
 
 from typing import Any
 
@@ -24,27 +24,27 @@ def test_costs_are_interpolated_between_log_rows() -> None:
         {"kind": "held_out", "step": step, "masked_tokens_loss": 5.0, "masked_tokens_accuracy": 0.1}
         for step in (5, 15, 20)
     ]
-    found = read_run(0, {"token_term": "masked_tokens"}, [*training, *held_out])
-    assert [row["tokens"] for row in found.held_out] == [500, 1500, 2000]
-    assert [row["flops"] for row in found.held_out] == [1000, 4000, 6000]
+    record = read_run(0, {"token_term": "masked_tokens"}, [*training, *held_out])
+    assert [row["tokens"] for row in record.held_out] == [500, 1500, 2000]
+    assert [row["flops"] for row in record.held_out] == [1000, 4000, 6000]
 
 
 @pytest.mark.parametrize(("other", "is_close"), [(1.2, True), (2.0, False)])
-def test_headline_mentions_a_winner_within_the_spread(other: float, is_close: bool) -> None:
+def test_headline_mentions_a_runner_up_within_the_standard_deviation(other: float, is_close: bool) -> None:
     runs = {
         name: [run(loss + 0.4 * seed, seed=seed) for seed in (0, 1)]
         for name, loss in (("first", 1.0), ("other", other))
     }
     text = check_page(render_comparison_page("x", runs, {}, None)).visible
     assert "first has the lowest loss, 1.200 nats per token" in text
-    assert ("but other is within the spread of the seeds" in text) == is_close
+    assert ("but other is within one standard deviation of the seeds" in text) == is_close
     assert "1.200 ± 0.283" in text
 
 
 def test_different_objectives_have_no_winner() -> None:
     runs = {term: [run(term=term)] for term in ("masked_tokens", "next_token")}
     text = check_page(render_comparison_page("x", runs, {}, None)).visible
-    assert "2 recipes at an equal budget." in text
+    assert "2 recipes with an equal budget." in text
     assert "Compare such recipes on a task." in text
 
 
@@ -60,7 +60,7 @@ def test_hostile_names_are_escaped() -> None:
 
 
 def test_summary_is_json_ready() -> None:
-    found = summarize({"b": [run()]})["b"].plain()
-    assert found["token_loss"] == {"mean": 1.0, "spread": None}
-    assert found["flops"] == 1.0
-    assert (found["seeds"], found["tier"]) == (1, "custom")
+    record = summarize({"b": [run()]})["b"].plain()
+    assert record["token_loss"] == {"mean": 1.0, "spread": None}
+    assert record["flops"] == 1.0
+    assert (record["seeds"], record["tier"]) == (1, "custom")

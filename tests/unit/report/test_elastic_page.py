@@ -1,4 +1,4 @@
-"""The page of an elastic model."""
+"""Report page of an elastic model."""
 
 import math
 import re
@@ -39,7 +39,7 @@ def record(
     heads: tuple[int, ...] = (4, 4, 4, 4),
     **changes: Any,
 ) -> ElasticMetadata:
-    """A record whose scores rise with the size, and whose last heads matter most."""
+    """Return a record with scores that rise with the size and importances that rise with the head index."""
     grid = [
         {"width": width, "depth": depth, "score": 60 + 20 * width + 10 * depth, "parameters": int(1e6 * width * depth)}
         | {"flops": 4e9 * width * depth, "latency_ms": 1 + 8 * width * depth}
@@ -54,9 +54,9 @@ def record(
 
 def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
     training: list[dict[str, Any]] = [{"kind": "training", "step": step, "loss": 1 / step} for step in (1, 2, 3, 4)]
-    judged = {"kind": "held_out", "metric": "accuracy", "loss": 0.5}
+    held_out = {"kind": "held_out", "metric": "accuracy", "loss": 0.5}
     return training + [
-        {**judged, "step": step, "score": 70.0 + step, **dict.fromkeys(names, 60.0 + 3 * step)} for step in (2, 4)
+        {**held_out, "step": step, "score": 70.0 + step, **dict.fromkeys(names, 60.0 + 3 * step)} for step in (2, 4)
     ]
 
 
@@ -69,8 +69,8 @@ def full(**changes: Any) -> ElasticReport:
         "width": rows(("width 0.25 depth 1", "width 1 depth 1")),
         "depth": rows(("width 0.25 depth 0.5", "width 1 depth 1")),
     }
-    told = {"facts": {"Data": "desk"}, "commands": ("bertsmith fit run",), "settings": "seed = 1", "stages": stages}
-    return report(record(), **{**told, **changes})
+    defaults = {"facts": {"Data": "desk"}, "commands": ("bertsmith fit run",), "settings": "seed = 1", "stages": stages}
+    return report(record(), **{**defaults, **changes})
 
 
 def check(text: str) -> Outline:
@@ -78,45 +78,47 @@ def check(text: str) -> Outline:
 
 
 def cells(outline: Outline) -> list[dict[str, str | None]]:
-    return [found for tag, found in outline.elements if tag == "td" and "--share" in (found.get("style") or "")]
+    return [
+        attributes
+        for tag, attributes in outline.elements
+        if tag == "td" and "--share" in (attributes.get("style") or "")
+    ]
 
 
 def test_every_size_has_score_and_costs() -> None:
     of = record()
     outline = check(render_elastic_page(report(of)))
     assert len(cells(outline)) == 12
-    for member in of.grid:
-        assert (
-            f"{member.score:.2f}{100 * member.score / 92:.1f}\u00a0%{member.parameters / 1e6:.2f} M" in outline.visible
-        )
-        assert f"{member.latency_ms:.2f} ms" in outline.visible
+    for size in of.grid:
+        assert f"{size.score:.2f}{100 * size.score / 92:.1f}\u00a0%{size.parameters / 1e6:.2f} M" in outline.visible
+        assert f"{size.latency_ms:.2f} ms" in outline.visible
     assert f"Accuracy {mean_score(of):.2f} on average over 12 sizes of one model: 87.0\u00a0%" in outline.visible
     assert "base, fine-tuned for classification, has 92.00." in outline.visible
     retained = "retains 76.1\u00a0% of that with 12\u00a0% of the parameters and 12\u00a0% of the operations"
     assert retained in outline.visible
-    shares = [float((found["style"] or "").partition(":")[2]) for found in cells(outline)]
-    assert shares[0] == 1.0  # the widest and deepest stands first and is the best
+    shares = [float((attributes["style"] or "").partition(":")[2]) for attributes in cells(outline)]
+    assert shares[0] == 1.0  # the widest and deepest comes first and is the best
     assert shares[-1] == 0.0
     assert shares == sorted(shares[:3], reverse=True) + shares[3:]
 
 
 def test_small_differences_look_small() -> None:
-    close = [{**member.plain(), "score": 90 + member.width} for member in record().grid]
+    close = [{**size.plain(), "score": 90 + size.width} for size in record().grid]
     shares = [
-        float((found["style"] or "").partition(":")[2])
-        for found in cells(Outline(render_elastic_page(report(record(grid=close)))))
+        float((attributes["style"] or "").partition(":")[2])
+        for attributes in cells(Outline(render_elastic_page(report(record(grid=close)))))
     ]
     assert min(shares) > 0.9
 
 
 def test_markers_lie_at_cost_and_score() -> None:
     outline = Outline(render_elastic_page(report(record(teacher_score=90.0))))
-    circles = [found for tag, found in outline.elements if tag == "circle"]
+    circles = [attributes for tag, attributes in outline.elements if tag == "circle"]
     assert len(circles) == 24  # by latency and by operations
     largest = circles[0]
     assert float((largest["cx"] or "").rstrip("%")) == pytest.approx(90.0)  # 9 ms on an axis up to 10
     assert float(largest["cy"] or "") == pytest.approx(0.0)  # the best score is the top of the chart
-    radii = [float(found["r"] or "") for found in circles[:4]]
+    radii = [float(attributes["r"] or "") for attributes in circles[:4]]
     assert radii == sorted(radii, reverse=True)  # wider sub-networks have larger markers
     assert outline.count("path", "curve") == 6
     assert "width 1, depth 1: 90.00 at 9 latency, ms" in outline.titles
@@ -124,7 +126,7 @@ def test_markers_lie_at_cost_and_score() -> None:
 
 def test_training_curves_follow_the_logs() -> None:
     outline = check(render_elastic_page(full()))
-    labels = [str(found.get("aria-label")) for tag, found in outline.elements if tag == "svg"]
+    labels = [str(attributes.get("aria-label")) for tag, attributes in outline.elements if tag == "svg"]
     assert any("mean from 72 to 74; width 1, depth 1 from 66 to 72; width 0.25, depth 1 from" in one for one in labels)
     assert any("width 0.25, depth 0.5 from 66 to 72" in one for one in labels)
     for words in ("Widths: training loss", "Widths and depths: Accuracy on dev", "bertsmith fit run", "seed = 1"):
@@ -151,8 +153,8 @@ def test_page_without_logs(stages: dict[str, Any]) -> None:
         record(teacher_score=math.nan),
         record(head_scores=[[0.0] * 4] * 4),
         record(head_scores=[[math.nan, 1.0, 2.0, 3.0]] * 4),
-        record(grid=[{**member.plain(), "score": math.nan} for member in record().grid]),
-        record(grid=[member.plain() for member in record().grid[3:]]),
+        record(grid=[{**size.plain(), "score": math.nan} for size in record().grid]),
+        record(grid=[size.plain() for size in record().grid[3:]]),
     ],
     ids=[
         "width",
@@ -169,11 +171,14 @@ def test_page_without_logs(stages: dict[str, Any]) -> None:
         "gap",
     ],
 )
-def test_any_record_has_a_page(of: ElasticMetadata) -> None:
+def test_page_accepts_any_record(of: ElasticMetadata) -> None:
     outline = check(render_elastic_page(full(record=of)))
     heads = sum(len(scores) for scores in of.head_scores)
     assert outline.visible.count("Importance") == 1
-    assert sum("of the layer's sum, rank" in (found.get("title") or "") for _, found in outline.elements) == heads
+    assert (
+        sum("of the layer's sum, rank" in (attributes.get("title") or "") for _, attributes in outline.elements)
+        == heads
+    )
     assert ("Narrowest width" in outline.visible) == (len(of.grid) > 1)
     assert ("By latency" in outline.visible) == (len(of.grid) > 1)
 
@@ -187,9 +192,9 @@ def test_hostile_names_are_escaped() -> None:
         order=HOSTILE,
         facts={HOSTILE: HOSTILE},
     )
-    told = {"commands": (HOSTILE,), "settings": HOSTILE, "stages": {HOSTILE: rows(())}}
-    outline = check(render_elastic_page(ElasticReport(**{**vars(hostile), **told})))
-    assert outline.count("script") == 1  # the page's own
+    hostile_parts = {"commands": (HOSTILE,), "settings": HOSTILE, "stages": {HOSTILE: rows(())}}
+    outline = check(render_elastic_page(ElasticReport(**{**vars(hostile), **hostile_parts})))
+    assert outline.count("script") == 1  # that of the page
     assert outline.count("b") == 1 + 12  # the name in the masthead, and the scores
     assert outline.visible.count("alert('x')") > 8
 
@@ -198,11 +203,11 @@ def test_hostile_names_are_escaped() -> None:
 def test_narrowest_widths_match_the_cuts(heads: int) -> None:
     order = np.random.default_rng(heads).permutation(heads).tolist()
     of = record(heads=(heads,), head_order=[order])
-    (found,) = narrowest_widths(of)
+    (narrowest,) = narrowest_widths(of)
     for width in (0.25, 0.5, 0.75, 1.0):
-        kept = [number for number in range(heads) if found[number] <= width]
+        remaining = [number for number in range(heads) if narrowest[number] <= width]
         count = max(1, math.floor(heads * width + 0.5))
-        assert sorted(order[:count]) == kept
+        assert sorted(order[:count]) == remaining
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,11 @@ def test_narrowest_widths_match_the_cuts(heads: int) -> None:
 def test_shallowest_depths_follow_the_depth_rule(rule: str, shallowest: list[float]) -> None:
     assert shallowest_depths(record(depth_rule=rule)) == shallowest
     outline = Outline(render_elastic_page(report(record(depth_rule=rule))))
-    titles = [str(found.get("title")) for tag, found in outline.elements if "layer" in (found.get("class") or "")]
+    titles = [
+        str(attributes.get("title"))
+        for tag, attributes in outline.elements
+        if "layer" in (attributes.get("class") or "")
+    ]
     assert [one for one in titles if one != "None"] == [
         f"layer {number}: kept down to depth {depth:g}" for number, depth in enumerate(shallowest, start=1)
     ]
@@ -237,7 +246,7 @@ def test_retained_share_requires_a_positive_score() -> None:
 def test_cheapest_sub_network_that_is_good_enough() -> None:
     good = cheapest_with(record(), 0.9)
     assert good is not None
-    assert (good.width, good.depth) == (1.0, 0.5)  # width 0.75 at the whole depth is as good, for half as much again
+    assert (good.width, good.depth) == (1.0, 0.5)  # width 0.75 at full depth is as good, but 50 % more expensive
     assert cheapest_with(record(), 1.5) is None
 
 
@@ -255,7 +264,7 @@ def tiny(tokenizer: Tokenizer, name: str = "bert-tiny") -> Model:
     model.tokenizer = tokenizer
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3)  # so that no head looks everywhere alike
+            parameter.mul_(3)  # so that attention is not nearly uniform
     return model
 
 
@@ -266,31 +275,31 @@ def test_heads_are_compared_by_their_index_before_rewiring(tokenizer: Tokenizer)
     orders = [torch.randperm(4, generator=torch.Generator().manual_seed(layer)) for layer in range(4)]
     rewire(model, Orders(tuple(orders), (torch.arange(model.encoder.units[0].neurons),) * 4))
     of = record(widths=(0.5, 1.0), head_order=[order.tolist() for order in orders])
-    found = compare_heads(model, of, text)
-    assert found is not None
-    assert [layer for layer, _ in found.layers] == [1, 3]
+    comparison = compare_heads(model, of, text)
+    assert comparison is not None
+    assert [layer for layer, _ in comparison.layers] == [1, 3]
     _, small = compute_maps(bertsmith.extract(model, Subnet(width=0.5, depth=0.5)), text)
-    for position, (layer, pairs) in enumerate(found.layers):
+    for position, (layer, pairs) in enumerate(comparison.layers):
         assert [pair.index for pair in pairs] == orders[layer][:2].tolist()
         for head, pair in enumerate(pairs):
             np.testing.assert_allclose(pair.whole, before["attention"][layer][pair.index], atol=1e-5)
             np.testing.assert_allclose(pair.small, small["attention"][position][head], atol=1e-6)
-    assert len(found.whole_statistics) == 16
-    assert len(found.small_statistics) == 4
-    outline = check(render_elastic_page(report(of, heads=found)))
+    assert len(comparison.whole_statistics) == 16
+    assert len(comparison.small_statistics) == 4
+    outline = check(render_elastic_page(report(of, heads=comparison)))
     assert "mean entropy" in outline.visible
     assert f"head {orders[1][0] + 1}" in outline.visible
-    first = found.layers[0][1][0]
+    first = comparison.layers[0][1][0]
     assert f"entropy {first.whole_statistics.entropy:.2f} → {first.small_statistics.entropy:.2f}" in outline.visible
-    assert "of the weight are on separators" in outline.visible
+    assert "of the weight is on separators" in outline.visible
 
 
 def test_long_texts_are_cut_to_their_beginning(tokenizer: Tokenizer) -> None:
     model = tiny(tokenizer)
     for text in (" ".join(WORDS * 20), "a" * 90):
-        found = compare_heads(model, record(), text)
-        assert found is not None
-        assert 3 <= len(found.tokens) <= MAX_TOKENS
+        comparison = compare_heads(model, record(), text)
+        assert comparison is not None
+        assert 3 <= len(comparison.tokens) <= MAX_TOKENS
 
 
 def test_no_comparison_without_text_sizes_or_finite_weights(tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""The page of a fine-tuned model."""
+"""Report page of a fine-tuned model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -46,7 +46,7 @@ class Anything(Task[tuple[str, Any]]):
         raise NotImplementedError
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[tuple[str, Any]]:
-        return [(row["text"], row["right"]) for row in table]
+        return [(row["text"], row["target"]) for row in table]
 
     def texts(self, examples: Sequence[tuple[str, Any]]) -> Iterator[str]:
         return (text for text, _ in examples)
@@ -63,7 +63,7 @@ class Anything(Task[tuple[str, Any]]):
         raise NotImplementedError
 
     def evaluate(self, examples: Sequence[tuple[str, Any]], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
-        hits = np.array([one["answer"] == right for (_, right), one in zip(examples, answers, strict=True)])
+        hits = np.array([one["answer"] == target for (_, target), one in zip(examples, answers, strict=True)])
         return Evaluation("hits", {"hits": 100 * float(hits.mean())}, lambda chosen: 100 * float(hits[chosen].mean()))
 
     def gold(self, example: tuple[str, Any]) -> Any:
@@ -83,16 +83,18 @@ class Amounts(Anything):
 LABELS = ("bad", HOSTILE, "good")
 
 
-def classified(examples: int = 60, labels: tuple[str, ...] = LABELS, **parts: Any) -> TaskReport:
-    """A report of answers of which every third is wrong, with increasing confidence."""
+def classified(examples: int = 60, labels: tuple[str, ...] = LABELS, **fields: Any) -> TaskReport:
+    """Return a report with every third answer wrong, and increasing confidence."""
     task = Classification(labels=labels)
-    given = [LabelledText(f"text {number}", None, number % len(labels)) for number in range(examples)]
+    labelled = [LabelledText(f"text {number}", None, number % len(labels)) for number in range(examples)]
     answers = [
         {"answer": labels[(one.label + (number % 3 == 0)) % len(labels)], "score": 0.5 + number / (2 * examples)}
-        for number, one in enumerate(given)
+        for number, one in enumerate(labelled)
     ]
-    evaluation = task.evaluate(given, answers)
-    return build_task_report(task, given, answers, evaluation, title=HOSTILE, kind="Fine-tuning", split="dev", **parts)
+    evaluation = task.evaluate(labelled, answers)
+    return build_task_report(
+        task, labelled, answers, evaluation, title=HOSTILE, kind="Fine-tuning", split="dev", **fields
+    )
 
 
 def log_rows() -> list[dict[str, Any]]:
@@ -114,7 +116,7 @@ def full() -> TaskReport:
 
 def page_of(report: TaskReport) -> Outline:
     outline = check_page(render_finetuning_page(report))
-    assert outline.count("b") == 1  # the title of the run: no text became an element
+    assert outline.count("b") == 1  # the title of the run; all other texts are escaped
     return outline
 
 
@@ -137,11 +139,11 @@ def test_all_counts_of_the_confusion_matrix_are_shown() -> None:
     assert report.confusion is not None
     counts = report.confusion[1]
     assert counts.sum() == 60
-    cells = [found for tag, found in page_of(report).elements if tag == "td" and found.get("title")]
-    shown = [str(found["title"]).partition(": ")[2].partition(" of ")[0] for found in cells]
-    assert [int(count) for count in shown] == counts.flatten().tolist()
-    assert [found["class"] == "correct" for found in cells] == np.eye(3, dtype=bool).flatten().tolist()
-    shares = np.array([float(str(found["style"]).partition(":")[2]) for found in cells]).reshape(3, 3)
+    cells = [attributes for tag, attributes in page_of(report).elements if tag == "td" and attributes.get("title")]
+    counted = [str(attributes["title"]).partition(": ")[2].partition(" of ")[0] for attributes in cells]
+    assert [int(count) for count in counted] == counts.flatten().tolist()
+    assert [attributes["class"] == "correct" for attributes in cells] == np.eye(3, dtype=bool).flatten().tolist()
+    shares = np.array([float(str(attributes["style"]).partition(":")[2]) for attributes in cells]).reshape(3, 3)
     np.testing.assert_allclose(shares.sum(1), 100, atol=0.2)
 
 
@@ -153,13 +155,13 @@ def test_most_confident_errors_come_first() -> None:
     assert len(report.errors) == MAX_ERRORS
     outline = page_of(classified(120, ("no", "yes")))
     assert outline.count("li", "panel") == MAX_ERRORS
-    assert "40 of 120 answers are wrong; the 20 most confident are listed." in outline.visible
+    assert "40 of 120 predictions are wrong; the 20 most confident are listed." in outline.visible
 
 
 def test_baseline_is_the_most_frequent_label() -> None:
     task = Classification(labels=("no", "yes"), metric="f1")
-    given = [LabelledText("t", None, int(number < 6)) for number in range(8)]
-    report = evaluated(task, given, [{"answer": "yes", "score": 0.9}] * 8)
+    examples = [LabelledText("t", None, int(number < 6)) for number in range(8)]
+    report = evaluated(task, examples, [{"answer": "yes", "score": 0.9}] * 8)
     assert report.baseline == ("always “yes”", pytest.approx(100 * 12 / 14))
     assert report.baseline[1] == pytest.approx(report.score)
     visible = page_of(report).visible
@@ -168,13 +170,13 @@ def test_baseline_is_the_most_frequent_label() -> None:
 
 
 def test_score_within_the_baseline_is_flagged() -> None:
-    warning = "the model may be no better than that"
+    warning = "the model may be no better"
     assert warning in page_of(classified(interval=(30.0, 80.0))).visible
     assert warning not in page_of(classified(interval=(50.0, 80.0))).visible
 
 
 def test_labels_without_an_example_are_listed() -> None:
-    assert "Dev has no example of 2 of the labels: c, d." in page_of(classified(2, ("a", "b", "c", "d"))).visible
+    assert "Dev has no examples of 2 of the labels: c, d." in page_of(classified(2, ("a", "b", "c", "d"))).visible
 
 
 def test_many_labels_show_the_most_confused() -> None:
@@ -187,15 +189,15 @@ def test_many_labels_show_the_most_confused() -> None:
     assert list(chosen) == sorted(chosen)
     outline = page_of(classified(200, tuple(f"label {number}" for number in range(50))))
     assert outline.count("td", "correct") == MAX_LABELS
-    assert "The 30 of 50 labels with most errors are shown." in outline.visible
+    assert "The 30 of 50 labels with the most errors are shown." in outline.visible
 
 
 def test_numbers_are_drawn_as_points() -> None:
-    right = np.random.default_rng(0).uniform(0, 5, size=80)
-    given = [(f"text {number} {HOSTILE}", float(value)) for number, value in enumerate(right)]
-    answers: list[dict[str, Any]] = [{"answer": value + 0.1} for value in right]
+    targets = np.random.default_rng(0).uniform(0, 5, size=80)
+    examples = [(f"text {number} {HOSTILE}", float(value)) for number, value in enumerate(targets)]
+    answers: list[dict[str, Any]] = [{"answer": value + 0.1} for value in targets]
     answers[7]["answer"] += 3.0
-    report = evaluated(Amounts(), given, answers)
+    report = evaluated(Amounts(), examples, answers)
     assert len(report.values) == 80
     assert report.errors[0].text.startswith("text 7 ")
     assert report.errors[0].confidence == "3.1"
@@ -206,7 +208,7 @@ def test_numbers_are_drawn_as_points() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "prediction", "shown"),
+    ("target", "prediction", "formatted"),
     [
         (["B-PER", "O"], ["O", "O"], "B-PER, O"),
         ([], ["a"], "none"),
@@ -216,11 +218,11 @@ def test_numbers_are_drawn_as_points() -> None:
         ({"start": 1, "end": 4}, {"start": 0, "end": 4}, "start: 1, end: 4"),
     ],
 )
-def test_answers_of_any_type_have_a_page(target: Any, prediction: Any, shown: str) -> None:
+def test_page_accepts_answers_of_any_type(target: Any, prediction: Any, formatted: str) -> None:
     report = evaluated(Anything(), [(HOSTILE, target), ("fine", target)], [{"answer": prediction}, {"answer": target}])
     assert report.confusion is None
     assert not report.values
-    assert [one.target for one in report.errors] == [shown]
+    assert [one.target for one in report.errors] == [formatted]
     outline = page_of(report)
     assert HOSTILE in outline.visible
     assert "Hits 50.0 on 2 dev examples" in outline.visible
@@ -235,7 +237,7 @@ def test_long_texts_are_cut() -> None:
     assert shorten("abcd", 4) == "abcd"
 
 
-def test_evaluation_without_log_or_errors_has_a_page() -> None:
+def test_page_without_log_or_errors() -> None:
     outline = page_of(TaskReport("t", "Evaluation", "test", 1, "exact_match", {"exact_match": 100.0}))
     assert "Exact match 100.0 on 1 test example" in outline.visible
     assert "Training curves" not in outline.visible
@@ -256,7 +258,11 @@ def test_runs_are_grouped_by_learning_rate() -> None:
 )
 def test_score_bar_positions(score: float, interval: tuple[float, float] | None, positions: list[str]) -> None:
     report = TaskReport("t", "Evaluation", "test", 500, "m", {"m": score}, interval=interval)
-    styles = [str(found.get("style")) for tag, found in page_of(report).elements if tag == "span" and "style" in found]
+    styles = [
+        str(attributes.get("style"))
+        for tag, attributes in page_of(report).elements
+        if tag == "span" and "style" in attributes
+    ]
     assert styles == [f"left:{position}" for position in positions]
 
 

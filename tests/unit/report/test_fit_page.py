@@ -1,4 +1,4 @@
-"""The page and the model card of a search for a budget."""
+"""Report page and model card of `fit`."""
 
 import re
 from typing import Any
@@ -12,9 +12,9 @@ from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome, MissResu
 from bertsmith.shrinking.fit.settings import BudgetConfig
 
 
-def candidate(name: str, score: float, latency: float, **more: Any) -> CandidateResult:
-    own: dict[str, Any] = {"precision": "float32", "memory_mb": 350.0, "is_measured": True, "holds": None}
-    own |= {"is_chosen": False, "timings": None, **more}
+def candidate(name: str, score: float, latency: float, **changes: Any) -> CandidateResult:
+    fields: dict[str, Any] = {"precision": "float32", "memory_mb": 350.0, "is_measured": True, "holds": None}
+    fields |= {"is_chosen": False, "timings": None, **changes}
     return CandidateResult(
         name=name,
         words=f"{name}, torch float32",
@@ -30,20 +30,20 @@ def candidate(name: str, score: float, latency: float, **more: Any) -> Candidate
         metrics=None,
         interval=None,
         parameters=1200,
-        **own,
+        **fields,
     )
 
 
 WHOLE = candidate("whole", 90.0, 20.0, holds=False)
 
 
-def outcome(**more: Any) -> FitOutcome:
+def outcome(**changes: Any) -> FitOutcome:
     latency = {"128": {"p50": 6.5, "p95": 7.0, "runs": 200}}
     chosen = candidate(
         "half", 88.0, 7.0, is_chosen=True, holds=True, timings=(ProcessTiming(latency, 351.0, 10.0),) * 5
     )
-    guess = candidate("quarter", 80.0, 3.0, is_measured=False, memory_mb=None, precision="int8")
-    own: dict[str, Any] = {
+    estimated = candidate("quarter", 80.0, 3.0, is_measured=False, memory_mb=None, precision="int8")
+    fields: dict[str, Any] = {
         "fits": True,
         "metric": "accuracy",
         "chosen": chosen,
@@ -52,7 +52,7 @@ def outcome(**more: Any) -> FitOutcome:
         "notices": ("int8 is slower",),
         "limit": BudgetConfig(latency_ms=8.0),
         "model": "run/elastic",
-        **more,
+        **changes,
     }
     return FitOutcome(
         budget="p95 ≤ 8 ms at 128 tokens",
@@ -68,11 +68,11 @@ def outcome(**more: Any) -> FitOutcome:
         data="task",
         split="dev",
         task="classification",
-        candidates=(WHOLE, chosen, guess),
+        candidates=(WHOLE, chosen, estimated),
         score=88.0,
         metrics={},
         interval=(86.0, 90.0),
-        **own,
+        **fields,
     )
 
 
@@ -90,7 +90,11 @@ def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
 
 def test_markers_lie_at_their_latency() -> None:
     outline = Outline(render_fit_page(outcome(), "mine"))
-    positions = [float(str(found["x"]).rstrip("%")) for tag, found in outline.elements if tag == "svg" and "x" in found]
+    positions = [
+        float(str(attributes["x"]).rstrip("%"))
+        for tag, attributes in outline.elements
+        if tag == "svg" and "x" in attributes
+    ]
     assert sorted(positions) == pytest.approx([15.0, 35.0, 100.0])
 
 
@@ -99,7 +103,7 @@ def test_floor_and_miss_are_shown() -> None:
     limit = BudgetConfig(at_least=95.0)
     nothing = outcome(fits=False, chosen=None, nearest=WHOLE, misses=misses, limit=limit)
     visible = check_page(render_fit_page(nothing, "mine")).visible
-    assert "No candidate meets the budget. The nearest is whole, torch float32: score 90.00 instead of 95" in visible
+    assert "No candidate meets the budget. The closest is whole, torch float32: score 90.00 instead of 95" in visible
     assert "at least 95" in visible
 
 

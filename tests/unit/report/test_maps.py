@@ -1,4 +1,4 @@
-"""Maps of a text: weights and scores, layers that differ, kernels, the explorer page and its data, pictures."""
+"""Maps of a text: weights and scores, layers with different maps, kernels, the explorer page and its data, pictures."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ def attention(heads: int, length: int = 6) -> np.ndarray:
 
 
 def banded(kernels: np.ndarray, length: int = 6) -> np.ndarray:
-    """The maps of convolution heads, tap t at key = query + t − (taps − 1) / 2, by a plain loop."""
+    """Return the maps of convolution heads by a plain loop; tap t is at key = query + t − (taps − 1) / 2."""
     heads, kernel_size = kernels.shape
     maps = np.zeros((heads, length, length))
     for head in range(heads):
@@ -38,7 +38,7 @@ def banded(kernels: np.ndarray, length: int = 6) -> np.ndarray:
 
 
 def mixed(length: int = 6) -> dict[str, list[np.ndarray]]:
-    """Three layers: convolution, convolution and attention with other numbers of heads, attention with a score term."""
+    """Return three layers: convolution, convolution and attention with different heads, attention with a score term."""
     none = np.zeros((0, length, length))
     terms = np.random.default_rng(3).normal(size=(2, length, length)) * 4
     return {
@@ -63,10 +63,10 @@ def decode(page: str) -> dict[str, dict[str, object]]:
 
 def test_packed_maps_decode_to_the_input() -> None:
     maps = mixed()
-    found = decode(render_attention_page(TOKENS, maps, title="t", facts={}))
-    assert list(found) == ["attention", "convolution", "content to position"]
+    decoded = decode(render_attention_page(TOKENS, maps, title="t", facts={}))
+    assert list(decoded) == ["attention", "convolution", "content to position"]
     for name, layers in maps.items():
-        one = found[name.replace("_", " ")]
+        one = decoded[name.replace("_", " ")]
         assert one["heads"] == [len(layer) for layer in layers]
         scale = np.abs(layers[2]).max() if name == "content_to_position" else 1
         assert one["scale"] == pytest.approx(scale)
@@ -100,9 +100,9 @@ def test_models_without_attention_have_a_page_and_statistics(name: str, tmp_path
     maps: Maps = {name: mixed()[name if name == "convolution" else "content_to_position"]}
     assert "<tr data-layer" in render_attention_page(TOKENS, maps, title="t", facts={})
     (one,) = text_maps(TOKENS, maps)
-    metrics = map_statistics(TOKENS, one)
-    assert [len(layer) for layer in metrics] == one.heads
-    assert set(vars(next(layer for layer in metrics if layer)[0])) == (
+    statistics = map_statistics(TOKENS, one)
+    assert [len(layer) for layer in statistics] == one.heads
+    assert set(vars(next(layer for layer in statistics if layer)[0])) == (
         {"mean", "std", "lowest", "highest"} if one.is_score else {"entropy", "distance", "near", "first", "separator"}
     )
     save_attention_picture(TOKENS, one, tmp_path / "grid.png", title="$x^$")
@@ -122,17 +122,17 @@ def test_depthwise_kernels_are_scores(sign: int) -> None:
 
 
 def test_kernels_are_trimmed_to_their_taps() -> None:
-    given = np.random.default_rng(5).normal(size=(2, 3))
+    expected = np.random.default_rng(5).normal(size=(2, 3))
     none = np.zeros((0, 6, 6))
-    (one,) = text_maps(TOKENS, {"depthwise_convolution": [banded(given), none]})
+    (one,) = text_maps(TOKENS, {"depthwise_convolution": [banded(expected), none]})
     kernels = average_kernels(one)
     assert kernels.distances == [-1, 0, 1]
-    # the distance is query − key, a tap's place key − query
-    np.testing.assert_allclose(kernels.layers[0], given[:, ::-1], atol=1e-6)
+    # distances are query − key, taps are at key − query
+    np.testing.assert_allclose(kernels.layers[0], expected[:, ::-1], atol=1e-6)
     assert kernels.layers[1].shape == (0, 3)
 
 
-def test_a_causal_kernel_looks_back_only() -> None:
+def test_causal_kernel_looks_back_only() -> None:
     causal = np.eye(6) * 0.25 + np.eye(6, k=-1) * 0.5 + np.eye(6, k=-2) * 0.125
     kernels = average_kernels(text_maps(TOKENS, {"convolution": [causal[None]]})[0])
     assert kernels.distances == [0, 1, 2]
@@ -141,9 +141,9 @@ def test_a_causal_kernel_looks_back_only() -> None:
 
 def test_statistics_of_known_heads() -> None:
     tokens = ["[CLS]", "a", "b", "c", "d", "[SEP]"]
-    itself, to_first, even = np.eye(6), np.zeros((6, 6)), np.full((6, 6), 1 / 6)
+    identity, to_first, uniform = np.eye(6), np.zeros((6, 6)), np.full((6, 6), 1 / 6)
     to_first[:, 0] = 1
-    first, second, third = head_statistics(tokens, [np.stack([itself, to_first, even])])[0]
+    first, second, third = head_statistics(tokens, [np.stack([identity, to_first, uniform])])[0]
     assert (first.entropy, first.distance, first.near) == (0, 0, 1)
     assert (second.first, second.separator, second.distance) == (1, 0, 2.5)
     assert second.near == pytest.approx(5 / 6)  # the last token is five positions away

@@ -1,4 +1,4 @@
-"""The page of a pre-training run."""
+"""Report page of a pre-training run."""
 
 import math
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_hostile_text_is_escaped() -> None:
         notices=(HOSTILE,),
         attention=Explorer.from_arrays(tokens, random_maps(2, 3, 4)),
     )
-    outline = check_page(render_pretraining_page(hostile), scripts=2)  # the data and the page's own
+    outline = check_page(render_pretraining_page(hostile), scripts=2)  # the data and the script of the page
     assert outline.count("b") == 1  # the title of the run
     assert outline.visible.count("alert('x')") >= 8
 
@@ -84,7 +84,7 @@ def test_hostile_text_is_escaped() -> None:
         ({}, "Held-out loss fell 3.00 nats below the unigram level: perplexity 54.6 instead of 1,097."),
         (
             {"unigram_entropy": 3.5},
-            "Held-out loss is still 0.50 nats above the unigram level: word frequencies alone do better.",
+            "Held-out loss is still 0.50 nats above the unigram level: token frequencies alone do better.",
         ),
         ({"unigram_entropy": None}, "Held-out loss fell from 5 to 4."),
         ({"unigram_entropy": None, "held_out": [{"step": 1, "loss": 4.25}]}, "Held-out loss is 4.25."),
@@ -126,7 +126,7 @@ def test_replaced_token_detection_comes_first() -> None:
         assert expected in outline.visible
     charts = [str(attributes.get("aria-label")) for tag, attributes in outline.elements if tag == "svg"]
     assert any(label.startswith("share by step: recall from 0.375 to 0.375; precision") for label in charts)
-    # the loss of knowing that a tenth is replaced: -0.1 · ln 0.1 - 0.9 · ln 0.9
+    # the binary entropy of a share of 0.1: -0.1 · ln 0.1 - 0.9 · ln 0.9
     assert any("constant share from 0.3251 to 0.3251" in label for label in charts)
     assert "25% recall" in headline(report(steps=steps, held_out=[]))
     assert "Replaced-token detection" not in render_pretraining_page(report())

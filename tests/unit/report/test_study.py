@@ -1,4 +1,4 @@
-"""The study of many texts against plain loops, and its page and picture."""
+"""Averages over many texts against plain loops, and their page and picture."""
 
 import base64
 import json
@@ -21,12 +21,12 @@ from bertsmith.report.study_page import headline, render_study_page
 from bertsmith.text.tokenizer import Tokenizer
 
 LENGTHS = [[5, 3], [1, 2, 8]]
-LONGEST = 8
+MAX_LENGTH = 8
 
 
 def batches() -> list[tuple[list[dict[str, Tensor]], Tensor]]:
-    """Two batches of three layers that differ in maps and heads; padding holds NaN."""
-    made = []
+    """Return two batches of three layers with different maps and heads; padding is NaN."""
+    built = []
     for lengths in LENGTHS:
         max_length = max(lengths)
         is_token = torch.arange(max_length) < torch.tensor(lengths)[:, None]
@@ -41,13 +41,13 @@ def batches() -> list[tuple[list[dict[str, Tensor]], Tensor]]:
         convolution = torch.where(pairs, band.double(), torch.nan).expand(-1, 3, -1, -1)
         terms = torch.where(pairs, torch.randn_like(weights(2)), torch.inf)
         layers = [{"convolution": convolution}, {"attention": weights(4)}]
-        made.append(([*layers, {"attention": weights(2), "content_to_position": terms}], is_token))
-    return made
+        built.append(([*layers, {"attention": weights(2), "content_to_position": terms}], is_token))
+    return built
 
 
-def studied(given: list[tuple[list[dict[str, Tensor]], Tensor]], *, skip_first: bool = False) -> MapStudy:
-    study = MapStudy(LONGEST)
-    for maps, is_token in given:
+def studied(inputs: list[tuple[list[dict[str, Tensor]], Tensor]], *, skip_first: bool = False) -> MapStudy:
+    study = MapStudy(MAX_LENGTH)
+    for maps, is_token in inputs:
         is_counted = is_token.clone()
         is_counted[:, 0] &= not skip_first
         study.add(maps, is_counted)
@@ -55,24 +55,24 @@ def studied(given: list[tuple[list[dict[str, Tensor]], Tensor]], *, skip_first: 
 
 
 def plain(
-    given: list[tuple[list[dict[str, Tensor]], Tensor]], name: str, layers: list[int], *, first: int = 0
+    inputs: list[tuple[list[dict[str, Tensor]], Tensor]], name: str, layers: list[int], *, first: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Average map, mass and mean by distance, written as loops over texts, heads, queries and keys."""
-    cells, counts = np.zeros((LONGEST, LONGEST)), np.zeros((LONGEST, LONGEST))
-    sums, pairs, queries = np.zeros(2 * LONGEST - 1), np.zeros(2 * LONGEST - 1), 0
-    heads = sum(given[0][0][layer][name].shape[1] for layer in layers)
-    for maps, is_token in given:
+    """Return average map, mass and mean by distance, computed by loops over texts, heads, queries and keys."""
+    cells, counts = np.zeros((MAX_LENGTH, MAX_LENGTH)), np.zeros((MAX_LENGTH, MAX_LENGTH))
+    sums, pairs, queries = np.zeros(2 * MAX_LENGTH - 1), np.zeros(2 * MAX_LENGTH - 1), 0
+    heads = sum(inputs[0][0][layer][name].shape[1] for layer in layers)
+    for maps, is_token in inputs:
         for text in range(len(is_token)):
             length = int(is_token[text].sum())
             for query in range(first, length):
                 queries += 1
                 for key in range(first, length):
                     counts[query, key] += 1
-                    pairs[query - key + LONGEST - 1] += 1
+                    pairs[query - key + MAX_LENGTH - 1] += 1
                     for layer in layers:
                         value = float(maps[layer][name][text, :, query, key].sum()) / heads
                         cells[query, key] += value
-                        sums[query - key + LONGEST - 1] += value
+                        sums[query - key + MAX_LENGTH - 1] += value
     return cells / np.maximum(counts, 1), sums / queries, sums / np.maximum(pairs, 1)
 
 
@@ -87,9 +87,9 @@ def plain(
     ],
 )
 def test_study_equals_loops(name: str, layers: list[int], layer: int | None, skip_first: bool) -> None:
-    given = batches()
-    study = studied(given, skip_first=skip_first)
-    average, mass, mean = plain(given, name, layers, first=int(skip_first))
+    inputs = batches()
+    study = studied(inputs, skip_first=skip_first)
+    average, mass, mean = plain(inputs, name, layers, first=int(skip_first))
     np.testing.assert_allclose(study.average(name, layer), average, atol=1e-12)
     np.testing.assert_allclose(study.mass(name, layer), mass, atol=1e-12)
     np.testing.assert_allclose(study.mean(name, layer), mean, atol=1e-12)
@@ -104,21 +104,21 @@ def test_attention_mass_sums_to_one_and_heads_weigh_equally() -> None:
     assert study.heads("attention") == [0, 4, 2]
     assert (study.texts, study.queries) == (5, 19)
     assert study.mass("attention").sum() == pytest.approx(1)
-    assert study.even_mass.sum() == pytest.approx(1)
+    assert study.uniform_mass.sum() == pytest.approx(1)
     by_head = study.near_by_head("attention", 1) + study.near_by_head("attention", 2)
     assert study.near("attention") == pytest.approx(np.mean(by_head))
     with pytest.raises(ValueError, match="no map"):
         study.mass("attention", 0)
 
 
-def test_even_share_equals_uniform_attention() -> None:
-    study = MapStudy(LONGEST)
+def test_uniform_share_equals_uniform_attention() -> None:
+    study = MapStudy(MAX_LENGTH)
     for _, is_token in batches():
-        even = torch.where(is_token[:, None], 1 / is_token.sum(-1)[:, None, None], 0.0)
-        study.add([{"attention": even[:, None].expand(-1, 1, is_token.shape[1], -1)}], is_token)
-    assert study.near("attention") == pytest.approx(study.even_near)
-    np.testing.assert_allclose(study.mass("attention"), study.even_mass, atol=1e-7)
-    assert study.even_near == pytest.approx((19 - 12 / 8) / 19)  # in the text of 8 tokens 12 pairs are further apart
+        uniform = torch.where(is_token[:, None], 1 / is_token.sum(-1)[:, None, None], 0.0)
+        study.add([{"attention": uniform[:, None].expand(-1, 1, is_token.shape[1], -1)}], is_token)
+    assert study.near("attention") == pytest.approx(study.uniform_near)
+    np.testing.assert_allclose(study.mass("attention"), study.uniform_mass, atol=1e-7)
+    assert study.uniform_near == pytest.approx((19 - 12 / 8) / 19)  # in the text of 8 tokens 12 pairs are further apart
 
 
 def test_kernels_are_recovered() -> None:
@@ -129,23 +129,23 @@ def test_kernels_are_recovered() -> None:
 
 
 def test_non_finite_map_is_rejected() -> None:
-    with pytest.raises(InputError, match="attention map of layer 2 holds values that are not finite"):
+    with pytest.raises(InputError, match="attention map of layer 2 has non-finite values"):
         MapStudy(2).add([{}, {"attention": torch.full((1, 1, 2, 2), torch.nan)}], torch.ones(1, 2, dtype=torch.bool))
 
 
 @pytest.fixture
 def model(corpus_folder: Path) -> Model:
     tokenizer = Tokenizer.load(corpus_folder)
-    made = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, max_length=24))
-    made.tokenizer = tokenizer
-    return made
+    built = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, max_length=24))
+    built.tokenizer = tokenizer
+    return built
 
 
 TEXTS = ["the smith forges", "a traveller carries the letter by the river before sunrise " * 4, "x", "my neighbour"]
 
 
 def test_batching_and_order_do_not_change_the_study(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout is off and the mode of the model is restored, too."""
+    """Dropout is off, and the training mode of the model is restored."""
     model.train()
     done: list[int] = []
     together = study_texts(model, TEXTS, length=20, progress=done.append)
@@ -171,23 +171,23 @@ def test_special_tokens_can_be_left_out(model: Model) -> None:
     with_special, without = (study_texts(model, TEXTS, length=20, counts_special=flag) for flag in (True, False))
     assert with_special.queries - without.queries == 2 * len(TEXTS)
     assert without.mass("attention").sum() < with_special.mass("attention").sum()
-    with pytest.raises(InputError, match="no token to count"):
+    with pytest.raises(InputError, match="no tokens to count"):
         study_texts(model, ["", " "], length=20, counts_special=False)
     with pytest.raises(InputError, match="--length is 25; allowed: 3 to 24"):
         study_texts(model, TEXTS, length=25)
 
 
 def convolution_study() -> MapStudy:
-    """A study of a model without attention."""
-    study = MapStudy(LONGEST)
-    convolution = torch.eye(LONGEST).expand(3, 2, LONGEST, LONGEST) * 0.5
-    study.add([{"convolution": convolution}] * 2, torch.ones(3, LONGEST, dtype=torch.bool))
+    """Return the study of a model without attention."""
+    study = MapStudy(MAX_LENGTH)
+    convolution = torch.eye(MAX_LENGTH).expand(3, 2, MAX_LENGTH, MAX_LENGTH) * 0.5
+    study.add([{"convolution": convolution}] * 2, torch.ones(3, MAX_LENGTH, dtype=torch.bool))
     return study
 
 
 def test_page_shows_every_model_and_map(model: Model, tmp_path: Path) -> None:
     mixed = studied(batches())
-    first = study_texts(model, TEXTS, length=LONGEST)
+    first = study_texts(model, TEXTS, length=MAX_LENGTH)
     pure = convolution_study()
     assert main_map(pure) == "convolution"
     studies = {"</script><i>": first, "mixed": mixed, "pure": pure}
@@ -202,7 +202,7 @@ def test_page_shows_every_model_and_map(model: Model, tmp_path: Path) -> None:
     data = json.loads(match.group(1))
     packed = data["models"][1]["attention"]
     assert packed["scales"][1] == 0  # the first layer lacks the map
-    levels = np.frombuffer(base64.b64decode(packed["levels"]), np.uint8).reshape(-1, LONGEST, LONGEST)
+    levels = np.frombuffer(base64.b64decode(packed["levels"]), np.uint8).reshape(-1, MAX_LENGTH, MAX_LENGTH)
     assert len(levels) == 3
     shares = (levels[2] / 255) ** 2 * packed["scales"][3]
     np.testing.assert_allclose(shares, mixed.average("attention", 2), atol=0.01)
@@ -214,18 +214,18 @@ def test_page_shows_every_model_and_map(model: Model, tmp_path: Path) -> None:
 
 def test_headline_follows_the_shares() -> None:
     mixed = studied(batches())
-    near, even = f"{100 * mixed.near('attention'):.0f}\u00a0%", f"{100 * mixed.even_near:.0f}\u00a0%"
-    uniform = f"uniform weights would put {even} there."
+    near, uniform = f"{100 * mixed.near('attention'):.0f}\u00a0%", f"{100 * mixed.uniform_near:.0f}\u00a0%"
+    uniform = f"uniform weights would put {uniform} there."
     assert headline({"m": mixed}) == f"m puts {near} of its attention within ±4 tokens; {uniform}"
-    assert headline({"a": mixed, "b": mixed}).startswith(f"Within ±4 tokens a puts {near} of its attention and b puts")
+    assert headline({"a": mixed, "b": mixed}).startswith(f"Within ±4 tokens, a puts {near} of its attention and b puts")
 
 
 def test_statistics_are_json_ready_and_complete() -> None:
-    metrics = json.loads(json.dumps(asdict(study_statistics(studied(batches())))))
-    assert metrics["distances"] == list(range(-7, 8))
-    attention = metrics["maps"]["attention"]
+    statistics = json.loads(json.dumps(asdict(study_statistics(studied(batches())))))
+    assert statistics["distances"] == list(range(-7, 8))
+    attention = statistics["maps"]["attention"]
     assert set(attention["near_by_layer"]) == {"2", "3"}
     assert len(attention["near_by_head"]["2"]) == 4
     assert sum(attention["mass_by_distance"]) == pytest.approx(1, abs=1e-6)
-    assert metrics["maps"]["convolution"]["kernels"]["distances"] == [-1, 0, 1]
-    assert metrics["maps"]["content_to_position"]["kind"] == "scores"
+    assert statistics["maps"]["convolution"]["kernels"]["distances"] == [-1, 0, 1]
+    assert statistics["maps"]["content_to_position"]["kind"] == "scores"

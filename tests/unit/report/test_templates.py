@@ -28,7 +28,7 @@ def test_style_sheet_is_well_formed(name: str) -> None:
     depth = 0
     for block in re.split(r"(?<=[{}])", without_comments(read_asset(name))):
         depth += block.endswith("{") - block.endswith("}")
-        assert 0 <= depth <= 2, block  # a rule, possibly inside @media
+        assert 0 <= depth <= 2, block  # rules may be inside @media
         if block.endswith("}") and block.strip() != "}":
             declarations = [one for one in block.rstrip("}").split(";") if one.strip()]
             assert all(re.match(r"\s*[a-z0-9-]+:\s*\S", one) for one in declarations), block

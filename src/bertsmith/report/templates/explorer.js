@@ -1,11 +1,11 @@
-// Draws the maps of `data` into the markup of explorer.html inside `root`; returns a function that stops all listeners.
-// `state` holds the selection; pass that of the previous text to keep the selected head.
+// Draw the maps of `data` into the markup of explorer.html inside `root`; return a function that removes all listeners.
+// `state` holds the selection; pass the same object for the next text to keep the selected head.
 function explore(root, data, state = {}) {
   const find = selector => root.querySelector(selector), abort = new AbortController();
   const { tokens, layers } = data, length = tokens.length, AVERAGE = -1;
   const total = numbers => numbers.reduce((sum, number) => sum + number, 0);
   // `starts` is the index of the first head of every layer among all heads of a map.
-  const maps = data.maps.map(one => ({ ...one, most: Math.max(...one.heads),
+  const maps = data.maps.map(one => ({ ...one, maxHeads: Math.max(...one.heads),
     starts: one.heads.map((_, layer) => total(one.heads.slice(0, layer))),
     bytes: Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0)) }));
   const before = { map: 0, layer: 0, head: 0, view: "map", query: 1, key: 1, ...state }, last = length - 1;
@@ -27,7 +27,7 @@ function explore(root, data, state = {}) {
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const formatted = value => maps[chosen.map].isScore ? value.toFixed(2).replace("-", "−")
     : value < 0.005 ? "under 0.01" : value.toFixed(2);
-  const shorten = (token, most) => token.length > most ? token.slice(0, most - 1) + "…" : token;
+  const shorten = (token, limit) => token.length > limit ? token.slice(0, limit - 1) + "…" : token;
 
   // Weights lie between 0 and 1, scores between −scale and +scale of the map.
   function values(layer, head) {
@@ -37,19 +37,19 @@ function explore(root, data, state = {}) {
     if (head !== AVERAGE) return Float32Array.from(one(head), read);
     const sum = new Float32Array(size);
     for (let other = 0; other < count; other++)
-      one(other).forEach((byte, place) => { sum[place] += read(byte) / count; });
+      one(other).forEach((byte, cell) => { sum[cell] += read(byte) / count; });
     return sum;
   }
   const strength = value => Math.abs(value) / maps[chosen.map].scale;
 
-  // Shade grows with the square root of a weight, because most weights are small. Scores have two colours and grow
-  // linearly from zero.
+  // The shade of a weight is proportional to its square root, because most weights are small. Scores have two colours,
+  // linear from zero.
   let shades = {};
   function mixShades() {
-    const mixed = (names, place) => {
+    const mixed = (names, position) => {
       const stops = names.map(colour).map(hex => [1, 3, 5].map(start => parseInt(hex.slice(start, start + 2), 16)));
       return Array.from({ length: 256 }, (_, level) => {
-        const at = 2 * place(level), from = Math.min(1, Math.floor(at));
+        const at = 2 * position(level), from = Math.min(1, Math.floor(at));
         return stops[from].map((low, channel) => low + (stops[from + 1][channel] - low) * (at - from));
       });
     };
@@ -61,21 +61,21 @@ function explore(root, data, state = {}) {
     const level = isScore ? value => 128 + Math.round(value / scale * 127) : value => Math.round(value * 255);
     canvas.width = canvas.height = length;
     const image = new ImageData(length, length);
-    map.forEach((value, place) => image.data.set([...mixed[level(value)], 255], place * 4));
+    map.forEach((value, cell) => image.data.set([...mixed[level(value)], 255], cell * 4));
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
   }
 
   const thumbnails = [];
-  function layOut() {
-    const { heads, most } = maps[chosen.map];
+  function buildGrid() {
+    const { heads, maxHeads } = maps[chosen.map];
     thumbnails.length = 0;
     grid.replaceChildren(make("span", {}));
-    grid.style.gridTemplateColumns = `1.9em repeat(${most}, minmax(0, 116px))`;
-    grid.style.gap = most > 6 ? "3px" : "9px";
-    for (let head = 0; head < most; head++) grid.append(make("span", { textContent: head + 1 }));
+    grid.style.gridTemplateColumns = `1.9em repeat(${maxHeads}, minmax(0, 116px))`;
+    grid.style.gap = maxHeads > 6 ? "3px" : "9px";
+    for (let head = 0; head < maxHeads; head++) grid.append(make("span", { textContent: head + 1 }));
     for (let layer = 0; layer < layers; layer++)
-      for (let head = AVERAGE; head < most; head++) {
+      for (let head = AVERAGE; head < maxHeads; head++) {
         if (head >= heads[layer] || !heads[layer]) {  // layers may differ in heads or lack the map
           grid.append(make("span", { textContent: head === AVERAGE ? layer + 1 : "" }));
           continue;
@@ -111,7 +111,7 @@ function explore(root, data, state = {}) {
 
   function drawMap(map) {
     const canvas = make("canvas", { className: "attention-map", tabIndex: 0, role: "img",
-      "aria-label": "Map: rows attend to columns. The arrow keys move the selected cell." });
+      "aria-label": "Map: rows attend to columns. Use the arrow keys to move the selected cell." });
     stage.replaceChildren(canvas);
     const pen = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
     const names = tokens.map(token => shorten(token, 12)), longest = Math.max(...names.map(name => name.length));
@@ -152,8 +152,8 @@ function explore(root, data, state = {}) {
       draw();
     };
     canvas.onpointermove = canvas.onpointerdown = event => {
-      const box = canvas.getBoundingClientRect(), place = value => Math.floor((value - margin) / cell);
-      const query = place(event.clientY - box.top), key = place(event.clientX - box.left);
+      const box = canvas.getBoundingClientRect(), index = value => Math.floor((value - margin) / cell);
+      const query = index(event.clientY - box.top), key = index(event.clientX - box.left);
       if (query >= 0 && key >= 0) point(query, key);
     };
     canvas.onkeydown = event => {
@@ -189,12 +189,13 @@ function explore(root, data, state = {}) {
       chosen.query = query;
       pen.clearRect(0, 0, width, height);
       pen.strokeStyle = colour("--muted");
-      const { isScore } = maps[chosen.map], least = isScore ? 0.5 : 0.05;  // every pair has a score: draw strong ones
-      map.forEach((value, place) => {
-        if (strength(value) > least) line(Math.floor(place / length), place % length, 0.3 * strength(value), 1);
+      // every pair has a score, so only strong ones are drawn
+      const { isScore } = maps[chosen.map], threshold = isScore ? 0.5 : 0.05;
+      map.forEach((value, cell) => {
+        if (strength(value) > threshold) line(Math.floor(cell / length), cell % length, 0.3 * strength(value), 1);
       });
-      const looks = map.subarray(query * length, (query + 1) * length);
-      looks.forEach((value, key) => {
+      const values = map.subarray(query * length, (query + 1) * length);
+      values.forEach((value, key) => {
         const weight = strength(value), grown = isScore ? weight : Math.sqrt(weight);
         const tone = !isScore ? "--accent" : value < 0 ? "--diverging-low" : "--diverging-high";
         pen.strokeStyle = colour(tone);
@@ -202,9 +203,9 @@ function explore(root, data, state = {}) {
         right[key].style.background = `color-mix(in srgb, var(${tone}) ${Math.round(65 * grown)}%, transparent)`;
       });
       left.forEach((button, index) => button.setAttribute("aria-pressed", index === query));
-      const most = [...looks.keys()].sort((a, b) => strength(looks[b]) - strength(looks[a])).slice(0, 3);
-      const answer = most.map(key => `${tokens[key]} (${key + 1}): ${formatted(looks[key])}`);
-      readout.textContent = `${tokens[query]} (${query + 1}) → ${answer.join(", ")}`;
+      const strongest = [...values.keys()].sort((a, b) => strength(values[b]) - strength(values[a])).slice(0, 3);
+      const texts = strongest.map(key => `${tokens[key]} (${key + 1}): ${formatted(values[key])}`);
+      readout.textContent = `${tokens[query]} (${query + 1}) → ${texts.join(", ")}`;
     }
     point(chosen.query);
   }
@@ -217,7 +218,7 @@ function explore(root, data, state = {}) {
     const { heads } = maps[chosen.map];
     if (!heads[chosen.layer]) chosen.layer = heads.findIndex(Boolean);
     chosen.head = Math.min(chosen.head, heads[chosen.layer] - 1);
-    if ("map" in change) layOut();
+    if ("map" in change) buildGrid();
     layerChoice.value = chosen.layer;
     const numbers = Array.from({ length: heads[chosen.layer] }, (_, head) => head);
     // replacing the options would close an open list
@@ -249,8 +250,9 @@ function explore(root, data, state = {}) {
   for (const table of root.querySelectorAll(".attention-table table")) {
     const headers = [...table.querySelectorAll("th")], body = table.tBodies[0];
     headers.forEach((header, column) => header.firstChild.onclick = () => {
-      const before = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");  // sort descending first
-      const order = before === "ascending" ? "descending" : "ascending";
+      // statistics are sorted descending at first
+      const current = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");
+      const order = current === "ascending" ? "descending" : "ascending";
       headers.forEach(other => other.removeAttribute("aria-sort"));
       header.setAttribute("aria-sort", order);
       const value = row => +row.cells[column].dataset.value;
@@ -258,14 +260,14 @@ function explore(root, data, state = {}) {
     });
   }
   for (const cell of root.querySelectorAll("td.share")) cell.style.setProperty("--share", cell.dataset.value);
-  let seen = 0;
-  const watching = new ResizeObserver(() => {
-    if (stage.clientWidth !== seen) { seen = stage.clientWidth; draw(); }
+  let lastWidth = 0;
+  const observer = new ResizeObserver(() => {
+    if (stage.clientWidth !== lastWidth) { lastWidth = stage.clientWidth; draw(); }
   });
-  watching.observe(stage);
+  observer.observe(stage);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal: abort.signal });
   repaint();
-  return () => { watching.disconnect(); abort.abort(); };
+  return () => { observer.disconnect(); abort.abort(); };
 }
 
 // Reports contain the data; the service calls `explore` itself.

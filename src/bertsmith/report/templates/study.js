@@ -9,11 +9,11 @@ for (const root of document.querySelectorAll(".study")) {
   for (const model of models)
     for (const one of Object.values(model)) {
       const bytes = Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0));
-      let place = 0;  // a layer without the map has scale 0 and no bytes
-      one.averages = one.scales.map(most => {
-        if (!most) return null;
-        const read = one.isScore ? byte => (byte - 128) / 127 * most : byte => (byte / 255) ** 2 * most;
-        return Float32Array.from(bytes.subarray(place, place += size), read);
+      let offset = 0;  // a layer without the map has scale 0 and no bytes
+      one.averages = one.scales.map(unit => {
+        if (!unit) return null;
+        const read = one.isScore ? byte => (byte - 128) / 127 * unit : byte => (byte / 255) ** 2 * unit;
+        return Float32Array.from(bytes.subarray(offset, offset += size), read);
       });
     }
   // The average over all layers comes first, then the layers; a model may lack the map or the layer.
@@ -28,34 +28,34 @@ for (const root of document.querySelectorAll(".study")) {
   }
   function draw() {
     const isScore = models.some(model => model[chosen.name]?.isScore);
-    // The strongest shade is the 98th percentile of the non-zero weights: one dominant token would leave the rest pale.
+    // The strongest shade is the 98th percentile of the non-zero weights: one dominant token would fade the rest.
     const sizes = map => map.map(Math.abs).filter(Boolean).sort();
     const strongest = (all, share) => all.length ? all[Math.ceil(share * all.length) - 1] : 0;
     const all = models.map(model => sizes(shown(model) || new Float32Array()));
-    const most = Math.max(1e-9, ...all.map(one => strongest(one, isScore ? 1 : 0.98)));
-    const isCut = all.some(one => strongest(one, 1) > most);
+    const top = Math.max(1e-9, ...all.map(one => strongest(one, isScore ? 1 : 0.98)));
+    const isClipped = all.some(one => strongest(one, 1) > top);
     const shade = isScore ? mix(["--diverging-low", "--heat-low", "--diverging-high"])
       : mix(["--heat-low", "--heat-middle", "--heat-high"]);
-    low.textContent = isScore ? number(-most) : "0";
-    high.textContent = (isScore ? "+" : "") + number(most) + (isCut ? " and more" : "");
-    meaning.textContent = isScore ? "signed scores" : "shade grows with the square root of the weight";
+    low.textContent = isScore ? number(-top) : "0";
+    high.textContent = (isClipped ? "≥ " : isScore ? "+" : "") + number(top);
+    meaning.textContent = isScore ? "signed scores" : "shade ∝ square root of the weight";
     scale.querySelector("i").className = isScore ? "signed" : "";
     for (const button of names) button.setAttribute("aria-pressed", button.dataset.map === chosen.name);
     figures.forEach((figure, index) => drawOne(figure, shown(models[index]),
-      value => shade(isScore ? (value / most + 1) / 2 : Math.sqrt(Math.min(1, Math.max(0, value) / most)))));
+      value => shade(isScore ? (value / top + 1) / 2 : Math.sqrt(Math.min(1, Math.max(0, value) / top)))));
   }
-  const points = new Map();  // selected cell of each figure; it stays when another map or layer is chosen
+  const points = new Map();  // selected cell of each figure, kept when another map or layer is chosen
   function drawOne(figure, map, shade) {
     const canvas = figure.querySelector("canvas"), readout = figure.querySelector(".study-readout");
     const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth, margin = 30;
     const side = width - margin - 8, cell = side / length, pen = canvas.getContext("2d");
     canvas.hidden = !map;
     canvas.onpointermove = canvas.onpointerdown = canvas.onkeydown = null;
-    readout.textContent = map ? "" : "This model has no such map.";
+    readout.textContent = map ? "" : "This model does not have this map.";
     if (!map) return;
     const heat = document.createElement("canvas"), image = new ImageData(length, length);
     heat.width = heat.height = length;
-    map.forEach((value, place) => image.data.set([...shade(value), 255], place * 4));
+    map.forEach((value, index) => image.data.set([...shade(value), 255], index * 4));
     heat.getContext("2d").putImageData(image, 0, 0);
     Object.assign(canvas, { width: width * ratio, height: (margin + side + 2) * ratio });
     canvas.style.height = margin + side + 2 + "px";
@@ -69,11 +69,11 @@ for (const root of document.querySelectorAll(".study")) {
       pen.font = `11.5px ${colour("--sans")}`;
       pen.fillStyle = colour("--muted");
       pen.textBaseline = "middle";
-      for (let place = 0; place < length; place = place ? place + step : step - 1) {
+      for (let index = 0; index < length; index = index ? index + step : step - 1) {
         pen.textAlign = "center";
-        pen.fillText(place + 1, margin + (place + 0.5) * cell, margin - 11);
+        pen.fillText(index + 1, margin + (index + 0.5) * cell, margin - 11);
         pen.textAlign = "right";
-        pen.fillText(place + 1, margin - 7, margin + (place + 0.5) * cell);
+        pen.fillText(index + 1, margin - 7, margin + (index + 0.5) * cell);
       }
       if (!pointed) return;
       pen.strokeStyle = colour("--series-2");
@@ -84,8 +84,8 @@ for (const root of document.querySelectorAll(".study")) {
     }
     const point = (query, key) => { points.set(figure, { query: clamp(query), key: clamp(key) }); paint(); };
     canvas.onpointermove = canvas.onpointerdown = event => {
-      const box = canvas.getBoundingClientRect(), place = value => Math.floor((value - margin) / cell);
-      const query = place(event.clientY - box.top), key = place(event.clientX - box.left);
+      const box = canvas.getBoundingClientRect(), index = value => Math.floor((value - margin) / cell);
+      const query = index(event.clientY - box.top), key = index(event.clientX - box.left);
       if (query >= 0 && key >= 0) point(query, key);
     };
     canvas.onkeydown = event => {
@@ -100,8 +100,10 @@ for (const root of document.querySelectorAll(".study")) {
 
   for (const button of names) button.onclick = () => { chosen.name = button.dataset.map; draw(); };
   layerChoice.onchange = () => { chosen.layer = +layerChoice.value; draw(); };
-  let seen = 0;
-  new ResizeObserver(() => { if (root.clientWidth !== seen) { seen = root.clientWidth; draw(); } }).observe(root);
+  let lastWidth = 0;
+  new ResizeObserver(() => {
+    if (root.clientWidth !== lastWidth) { lastWidth = root.clientWidth; draw(); }
+  }).observe(root);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 }

@@ -36,7 +36,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class MeanSpread:
-    """Mean and standard deviation over seeds; `spread` is None for a single seed."""
+    """Mean and standard deviation (`spread`) over seeds; a single seed has no standard deviation."""
 
     mean: float
     spread: float | None

@@ -161,7 +161,7 @@ def _model_facts(model: NetworkFacts) -> dict[str, str]:
         "Vocabulary": f"{model.vocabulary:,} tokens",
     }
     if model.generator_parameters is not None:
-        facts["Generator (fills masks)"] = f"{model.generator_parameters / 1e6:.1f} M parameters"
+        facts["Generator, fills masks"] = f"{model.generator_parameters / 1e6:.1f} M"
     return facts
 
 
@@ -172,7 +172,7 @@ def _export_facts(report: DemoReport) -> dict[str, str]:
         "Size": f"width {exported.subnet['width']:g}, depth {exported.subnet['depth']:g}",
         "model.onnx": f"{exported.bytes / 1e6:.1f} MB, {exported.precision}",
         "Median latency": f"{exported.latency_ms:.2f} ms in ONNX Runtime",
-        "Maximum difference to PyTorch": f"{exported.largest_difference:.0e} of the largest output",
+        "Largest error": f"{exported.largest_difference:.0e} of the largest output",
         "Requires": "onnxruntime and tokenizers, no PyTorch",
     }
 

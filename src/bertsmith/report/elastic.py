@@ -313,7 +313,7 @@ def size_grid(record: ElasticMetadata) -> SizeGrid:
 def _headline(record: ElasticMetadata) -> str:
     sizes = f"on average over {len(record.grid)} sizes of one model" if len(record.grid) > 1 else "at the only size"
     share = _retained(record, mean_score(record))
-    retained = f": {share} of the fine-tuned model's" if share else ""
+    retained = f": {share} of the fine-tuned model's score" if share else ""
     return f"{metric_name(record.metric)} {mean_score(record):.2f} {sizes}{retained}"
 
 
@@ -348,7 +348,7 @@ def _good_enough(record: ElasticMetadata) -> dict[str, str]:
         size = cheapest_with(record, share)
         if size is not None and size is not whole and size not in listed:
             listed.append(size)
-            name = f"{_size_name(size)} ({_ratio(size.flops, whole.flops)} of the FLOP)"
+            name = f"{_size_name(size)} ({_ratio(size.flops, whole.flops)} of the FLOPs)"
             facts[f"{100 * share:.0f}\u00a0% retained by"] = name
     return facts
 

@@ -205,7 +205,7 @@ def _added_tokens(tokenizer: Tokenizer) -> list[int]:
     """Return the special tokens that are added to a text; unknown and mask tokens stand for its words."""
     words = {*ROLES["unknown"], *ROLES["mask"]}
     ids = list(tokenizer.special_ids)
-    return [token for token, piece in zip(ids, tokenizer.tokens(ids), strict=True) if piece not in words]
+    return [token_id for token_id, token in zip(ids, tokenizer.tokens(ids), strict=True) if token not in words]
 
 
 def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:

@@ -1,7 +1,7 @@
 """The scheduler of one model: asyncio submits requests, worker threads take batches from the queue and run them.
 
-A free worker never waits for a batch to fill: it takes what is in the queue, and the next requests queue up while it
-computes. The higher the load, the fuller the batches.
+A free worker never waits for a batch to fill: it takes all queued requests that fit, and the next ones queue up while
+it computes. The higher the load, the fuller the batches.
 """
 
 import asyncio

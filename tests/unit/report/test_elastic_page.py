@@ -194,7 +194,7 @@ def test_hostile_names_are_escaped() -> None:
     )
     hostile_parts = {"commands": (HOSTILE,), "settings": HOSTILE, "stages": {HOSTILE: rows(())}}
     outline = check(render_elastic_page(ElasticReport(**{**vars(hostile), **hostile_parts})))
-    assert outline.count("script") == 1  # that of the page
+    assert outline.count("script") == 1  # the script of the page itself
     assert outline.count("b") == 1 + 12  # the name in the masthead, and the scores
     assert outline.visible.count("alert('x')") > 8
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api")
@@ -16,6 +17,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from task_cases import TASK_CASES
 
 from bertsmith.report.attention import render_attention_page
+from bertsmith.report.study import MapStudy
+from bertsmith.report.study_page import render_study_page
 from bertsmith.serving.settings import ServeSettings
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -275,5 +278,19 @@ def test_explorer_script_works_in_a_report(browser: Browser, tmp_path: Path) -> 
     watched.page.click("tr[data-layer='1'][data-head='1'] button >> visible=true")
     expect(watched.page.locator(".choose-layer")).to_have_value("1")
     assert watched.page.locator("td.share").first.evaluate("e => e.style.getPropertyValue('--share')")
+    watched.page.close()
+    assert watched.messages == []
+
+
+def test_study_script_draws_short_texts(browser: Browser, tmp_path: Path) -> None:
+    study = MapStudy(4)
+    study.add([{"attention": torch.full((1, 2, 4, 4), 0.25)}], torch.ones(1, 4, dtype=torch.bool))
+    path = tmp_path / "study.html"
+    path.write_text(render_study_page({"model": study}, {}), encoding="utf-8")
+    watched = WatchedPage(browser.new_page())
+    watched.page.goto(path.as_uri())
+    watched.page.focus("canvas")
+    watched.page.keyboard.press("ArrowDown")
+    expect(watched.page.locator(".study-readout")).to_have_text("query 2 → key 1: 0.25")
     watched.page.close()
     assert watched.messages == []

@@ -69,7 +69,7 @@ for (const root of document.querySelectorAll(".study")) {
       pen.font = `11.5px ${colour("--sans")}`;
       pen.fillStyle = colour("--muted");
       pen.textBaseline = "middle";
-      for (let index = 0; index < length; index = index ? index + step : step - 1) {
+      for (let index = 0; index < length; index += index ? step : Math.max(1, step - 1)) {
         pen.textAlign = "center";
         pen.fillText(index + 1, margin + (index + 0.5) * cell, margin - 11);
         pen.textAlign = "right";

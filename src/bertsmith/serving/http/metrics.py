@@ -86,16 +86,16 @@ class _SchedulerCollector(Collector):
         stats = {name: scheduler.stats() for name, scheduler in self.schedulers.items()}
         for field, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"bertsmith_{field}", text, labels=["model"])
-            for name, own in stats.items():
-                gauge.add_metric([name], getattr(own, field))
+            for name, state in stats.items():
+                gauge.add_metric([name], getattr(state, field))
             yield gauge
         for field, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"bertsmith_engine_{field}", text, labels=["model"])
-            for name, own in stats.items():
-                counter.add_metric([name], getattr(own, field))
+            for name, state in stats.items():
+                counter.add_metric([name], getattr(state, field))
             yield counter
         for index, side in enumerate(("width", "depth")):
             gauge = GaugeMetricFamily(f"bertsmith_{side}", f"The {side} of the network in use", labels=["model"])
-            for name, own in stats.items():
-                gauge.add_metric([name], float(format_size(own.subnet)[index]))
+            for name, state in stats.items():
+                gauge.add_metric([name], float(format_size(state.subnet)[index]))
             yield gauge

@@ -390,7 +390,7 @@ class RecordedSize(BaseModel):
 
 
 class PageSizes(BaseModel):
-    """Sizes that the page offers: those of elastic.json ("recorded"), any size ("free"), or the whole model ("one")."""
+    """Sizes that the page offers: the grid of elastic.json ("recorded"), any size ("free"), or one size ("one")."""
 
     kind: Literal["recorded", "free", "one"]
     widths: list[float] | None = None

@@ -34,7 +34,7 @@ export class Live {
     };
     this.rows = models.length > 1 ? models.map(one => this.row(one)) : [];
     const table = models.length > 1 ? make("div", { class: "panel all" }, make("table", {},
-      make("caption", { class: "unseen", textContent: "All models" }),
+      make("caption", { class: "visually-hidden", textContent: "All models" }),
       make("thead", {}, make("tr", {}, ...COLUMNS.map((name, index) =>
         make("th", { scope: "col", class: index ? "number" : "", textContent: name })))),
       make("tbody", {}, ...this.rows.map(one => one.element)))) : null;

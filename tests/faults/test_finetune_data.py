@@ -118,8 +118,6 @@ class TestNotices:
         (notice,) = [text for text in read(train, dev).notices if "class_weights" in text]
         expected = "the labels are imbalanced: 85.7 % of train is 'usual', 6.0 times as many rows as 'odd'"
         assert notice.startswith(expected)
-            "the labels are imbalanced: 85.7 % of train is 'usual', 6.0 times as many rows as 'odd'"
-        )
         assert not [text for text in read(train, dev, class_weights="balanced").notices if "class_weights" in text]
         assert not [text for text in read(train[:6], dev).notices if "class_weights" in text]
 

@@ -163,7 +163,7 @@ class Block(nn.Module):
 
     def mixer_input(self, hidden: Tensor) -> Tensor:
         """Return the input of the mixer for the input of this block: normalised first in a pre-norm block."""
-        return self._entering(hidden, self.mixer_norm)
+        return self._sublayer_input(hidden, self.mixer_norm)
 
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mixer's query, key and value for the input of this block, each (…, heads, head width)."""

@@ -1,5 +1,6 @@
 """Reference pages of commands, presets and the Python API, generated from the code."""
 
+import ast
 import json
 import re
 from inspect import cleandoc
@@ -24,6 +25,13 @@ _API_GROUPS = {
     "Errors": ("InputError",),
 }
 
+_PRESETS = f"""# Presets
+
+A preset is a published size. `bertsmith.build(bertsmith.preset(NAME))` builds it with fresh weights, and a recipe
+starts from it with `model.preset`. A recipe name is `NAME:TIER`, where the [tier](recipes.md) is `paper`, `crammed` or
+`modern`; the default is `{DEFAULT_TIER}`.
+"""
+
 
 def pages(anchors: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
     """Return the Markdown of every page by its path; `anchors` are the places that describe a setting."""
@@ -31,8 +39,8 @@ def pages(anchors: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
         "reference/commands.md": _commands(anchors),
         "reference/presets.md": _presets(),
         "reference/python.md": _python(),
-        "reference/python-runtime.md": _RUNTIME,
-        "reference/python-hf.md": _HF,
+        "reference/python-runtime.md": _module("runtime"),
+        "reference/python-hf.md": _module("hf"),
     }
 
 
@@ -129,30 +137,18 @@ def _python() -> str:
     return "\n".join(lines)
 
 
-_PRESETS = f"""# Presets
-
-A preset is a published size. `bertsmith.build(bertsmith.preset(NAME))` builds it with fresh weights, and a recipe
-starts from it with `model.preset`. A recipe name is `NAME:TIER`, where the [tier](recipes.md) is `paper`, `crammed` or
-`modern`; the default is `{DEFAULT_TIER}`.
-"""
-_RUNTIME = """# bertsmith.runtime
-
-::: bertsmith.runtime
-    options:
-      show_root_heading: false
-      show_root_toc_entry: false
-      members: true
-      heading_level: 2
-"""
-_HF = """# bertsmith.hf
-
-::: bertsmith.hf
-    options:
-      show_root_heading: false
-      show_root_toc_entry: false
-      members: true
-      heading_level: 2
-"""
+def _module(name: str) -> str:
+    """Return the page of a public module: its docstring and the names of its `__all__`, read without importing it."""
+    module = ast.parse((Path(bertsmith.__file__).parent / name / "__init__.py").read_text(encoding="utf-8"))
+    exported = next(
+        ast.literal_eval(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    lines = [f"# bertsmith.{name}", "", ast.get_docstring(module) or "", ""]
+    for public in exported:
+        lines += [f"::: bertsmith.{name}.{public}", "    options:", "      heading_level: 2", ""]
+    return "\n".join(lines)
 
 
 def _escape(text: str) -> str:

@@ -13,7 +13,7 @@ from mkdocs.structure.pages import Page
 
 import command_reference
 import settings_reference
-from source_pages import find_links, source_page, source_uri
+from source_pages import find_links, listed_files, source_page, source_uri
 
 ROOT = Path(__file__).parents[2]
 _MATH = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
@@ -49,7 +49,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         done.add(path)
         files.append(File.generated(config, source_uri(path), content=source_page(ROOT, path)))
         if (ROOT / path).is_dir():
-            pending += [inner.relative_to(ROOT) for inner in (ROOT / path).iterdir() if inner.suffix == ".py"]
+            pending += [inner.relative_to(ROOT) for inner in listed_files(ROOT / path)]
     return files
 
 

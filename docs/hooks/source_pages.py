@@ -22,6 +22,11 @@ def find_links(text: str, page: Path, docs: Path) -> dict[Path, list[str]]:
     return found
 
 
+def listed_files(folder: Path) -> list[Path]:
+    """Return the modules and packages that the page of a folder links to."""
+    return [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+
+
 def source_uri(path: Path) -> str:
     """Return the place of a source file's page in the documentation."""
     return f"source/{path.as_posix()}.md"
@@ -42,9 +47,11 @@ def _listing(folder: Path) -> str:
     rows = ["| file | |", "|---|---|"]
     for file in sorted(folder.iterdir()):
         if file.suffix == ".py":
-            rows.append(f"| [{file.name}]({folder.name}/{file.name}.md) | {_summary(file)} |")
-        elif file.suffix or file.is_dir():
-            rows += [f"| {file.name}{'/' if file.is_dir() else ''} | |"] if file.name != "__pycache__" else []
+            rows.append(f"| [`{file.name}`]({folder.name}/{file.name}.md) | {_summary(file)} |")
+        elif (file / "__init__.py").exists():
+            rows.append(f"| [`{file.name}/`]({folder.name}/{file.name}.md) | {_summary(file / '__init__.py')} |")
+        elif file.is_file():
+            rows.append(f"| `{file.name}` | |")
     return "\n".join(rows) + "\n"
 
 

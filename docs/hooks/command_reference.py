@@ -109,12 +109,12 @@ def _linked(text: str, anchors: dict[str, list[tuple[str, str]]], page: str | No
 
 
 def _presets() -> str:
-    columns = ("preset", "family", "layers", "width", "heads", "vocabulary", "parameters", "recipes")
-    lines = [_PRESETS, f"| {' | '.join(columns)} |", "|---|---|--:|--:|--:|--:|--:|---|"]
+    columns = ("preset", "family", "layers", "width", "heads", "vocabulary", "parameters")
+    lines = [_PRESETS, f"| {' | '.join(columns)} |", "|---|---|--:|--:|--:|--:|--:|"]
     for name, (_, size) in PRESETS.items():
         config = preset(name)
         cells = [f"[`{name}`](#{name})", config.family, size.layers, size.width, size.heads, f"{size.vocabulary:,}"]
-        cells += [f"{parameters(config) / 1e6:,.1f} M", ", ".join(tiers_of(name))]
+        cells.append(f"{parameters(config) / 1e6:,.1f} M")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "## Recipes by preset", ""]
     for name in PRESETS:

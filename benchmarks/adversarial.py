@@ -1,11 +1,11 @@
-"""What adversarial training gives on a task: none, SiFT and VAT, each with several seeds, in one table.
+"""Compare fine-tuning without adversarial training, with SiFT and with VAT on a task, over several seeds.
 
     python benchmarks/adversarial.py MODEL --data TASK                                    # on a GPU, if there is one
     python benchmarks/adversarial.py MODEL --data TASK --kinds none,sift --seeds 0,1 --set run.epochs=6 --device cpu
 
-MODEL is the folder of a model or a preset, TASK a folder with train.jsonl and dev.jsonl. Every row is an ordinary run
-of `bertsmith.finetune`; runs of one seed share everything but the switch. `--set adversarial.weight=3` and the like
-change the method itself and leave the runs without it alone.
+MODEL is a model folder or a preset, TASK a folder with train.jsonl and dev.jsonl. Every row is a run of
+`bertsmith.finetune`; runs with the same seed differ only in the method. Settings such as `--set adversarial.weight=3`
+do not affect the runs without adversarial training.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main() -> None:
     options = _options()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        # seed by seed, so that a run that is cut short has compared what it has
+        # seed by seed, so that an interrupted benchmark has complete comparisons
         for seed in options.seeds:
             for kind in options.kinds:
                 rows.append(_run(options, kind, seed, Path(folder) / f"{kind}-{seed}"))
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _run(options: argparse.Namespace, kind: str, seed: int, out: Path) -> dict[str, Any]:
-    found = bertsmith.finetune(
+    result = bertsmith.finetune(
         options.model,
         data=options.data,
         out=out,
@@ -42,13 +42,13 @@ def _run(options: argparse.Namespace, kind: str, seed: int, out: Path) -> dict[s
         set=options.set,
         device=options.device,
     )
-    metrics = {name: found[name] for name in ("metric", "score", "best_step", "steps", "seconds")}
+    metrics = {name: result[name] for name in ("metric", "score", "best_step", "steps", "seconds")}
     return {"adversarial": kind, "seed": seed, **metrics}
 
 
 def _print_table(rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    """Mean, standard deviation, lowest and highest score, and the mean of the seconds, kind by kind."""
-    print(f"\n| adversarial | runs | {rows[0]['metric']} | spread | lowest | highest | best step | seconds |")
+    """Print mean, standard deviation, minimum and maximum of the score, and the mean seconds, per kind."""
+    print(f"\n| adversarial | runs | {rows[0]['metric']} | std | min | max | best step | seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in kinds:
         own = [row for row in rows if row["adversarial"] == kind]
@@ -67,7 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True)
     parser.add_argument("--kinds", default=["none", "sift", "vat"], type=lambda text: text.split(","))
     parser.add_argument("--seeds", default=[0, 1, 2], type=lambda text: [int(seed) for seed in text.split(",")])
-    parser.add_argument("--set", action="append", default=[], help="a setting of all runs, such as run.epochs=6")
+    parser.add_argument("--set", action="append", default=[], help="setting for all runs, such as run.epochs=6")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--out", help="write the rows as JSON")
     return parser.parse_args()

@@ -1,14 +1,14 @@
-"""Which network and objective to pre-train: candidates of one size, each alone on the device for the same seconds.
+"""Compare networks and objectives of one size at equal pre-training time.
 
-    python benchmarks/bakeoff.py --data CORPUS --seconds 28 --out runs/bakeoff        # then, to judge by tasks:
+    python benchmarks/bakeoff.py --data CORPUS --seconds 28 --out runs/bakeoff        # then fine-tune them on tasks:
     python benchmarks/scores.py runs/bakeoff/*/ --data DATA --tasks CoLA,SST-2,MRPC,STS-B,SNLI --rows 10000 …
     python benchmarks/bakeoff.py --out runs/bakeoff --scores scores.jsonl             # the table
 
-CORPUS is a folder that `bertsmith corpus` wrote. Every candidate (bakeoff_candidates.py) is a process of its own. Some
-compile side by side; then one after the other has the device for itself, measures its pace and trains as many steps as
-fit, its rate falling to zero within them. Candidates of two stages share the seconds evenly; the encoder goes on.
-With --steps they train side by side, each for the steps given for its objective.
-Written to OUT/NAME: the model, log.jsonl, and figures.json.
+CORPUS is a folder that `bertsmith corpus` wrote. Every candidate (bakeoff_candidates.py) runs in its own process.
+Groups of them compile in parallel; then each has the device to itself, measures its speed and trains as many steps as fit into
+its time, with a full learning-rate schedule. Two-stage candidates split the time evenly and keep the encoder between
+stages. With --steps the candidates train in parallel, for the given number of steps of their objective.
+Writes to OUT/NAME: the model, log.jsonl and metrics.json.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.budget import measure_pace
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 from bertsmith.training.trainer import Trainer
-from scores_table import chosen
+from scores_table import best_settings
 from scores_tasks import TASKS
 
 READY = "ready"
 
 
 class CandidateSettings(PretrainSettings):
-    """Settings that let a network without token types read pairs of segments: only [SEP] separates them there."""
+    """Settings that allow segment pairs for networks without token types, separated only by [SEP]."""
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
         if config.encoder.embedding.types:
@@ -59,43 +59,43 @@ def main() -> None:
 
 
 def _race(names: list[str], options: argparse.Namespace) -> None:
-    """Lets the candidates compile together and train in turn, or, with fixed steps, train side by side."""
+    """Compile the candidates in parallel and train them in turn, or, with fixed steps, train them in parallel."""
     context = multiprocessing.get_context("spawn")
-    talks: dict[str, Connection] = {}
+    pipes: dict[str, Connection] = {}
     for name in names:
-        ours, theirs = context.Pipe()
-        context.Process(target=_candidate, args=(name, options, theirs)).start()
-        talks[name] = ours
+        parent_end, child_end = context.Pipe()
+        context.Process(target=_candidate, args=(name, options, child_end)).start()
+        pipes[name] = parent_end
     begin, ready = time.perf_counter(), []
-    for name, talk in talks.items():
-        said = talk.recv()
-        print(f"{name}: {said} after {time.perf_counter() - begin:.0f} s", flush=True)
-        ready += [name] if said == READY else []
+    for name, pipe in pipes.items():
+        message = pipe.recv()
+        print(f"{name}: {message} after {time.perf_counter() - begin:.0f} s", flush=True)
+        ready += [name] if message == READY else []
     if options.steps:
         for name in ready:
-            talks[name].send("go")
+            pipes[name].send("go")
     for name in ready:
         if not options.steps:
-            talks[name].send("go")
-        print(f"{name}: {talks[name].recv()}", flush=True)
+            pipes[name].send("go")
+        print(f"{name}: {pipes[name].recv()}", flush=True)
 
 
-def _candidate(name: str, options: argparse.Namespace, talk: Connection) -> None:
+def _candidate(name: str, options: argparse.Namespace, pipe: Connection) -> None:
     warnings.filterwarnings("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
     stages = (BASE | CANDIDATES[name])["stages"]
     try:
-        # with fixed steps nothing is timed, so that a stage may compile while other candidates train
-        trainers = {} if options.steps else {stage: _compiled(name, stage, options) for stage in stages}
-        talk.send(READY)
-        talk.recv()
-        talk.send(json.dumps(_trained(name, stages, trainers, options)))
-    except Exception:  # the others go on
-        talk.send(f"failed: {traceback.format_exc()}")
+        # with fixed steps nothing is timed, so a stage may compile while other candidates train
+        trainers = {} if options.steps else {stage: _warm_trainer(name, stage, options) for stage in stages}
+        pipe.send(READY)
+        pipe.recv()
+        pipe.send(json.dumps(_train(name, stages, trainers, options)))
+    except Exception:  # the other candidates continue
+        pipe.send(f"failed: {traceback.format_exc()}")
 
 
-def _compiled(name: str, stage: str, options: argparse.Namespace) -> Trainer:
-    """A trainer that has compiled what it needs."""
+def _warm_trainer(name: str, stage: str, options: argparse.Namespace) -> Trainer:
+    """Return a trainer whose step is compiled."""
     trainer = _trainer(name, stage, options)
     measure_pace(trainer, 1.0)
     return trainer
@@ -115,19 +115,19 @@ def _trainer(name: str, stage: str, options: argparse.Namespace) -> Trainer:
     return make_trainer(settings, _folder(options, name) / stage, device=options.device, show=False)
 
 
-def _trained(
-    name: str, stages: Sequence[str], made: Mapping[str, Trainer], options: argparse.Namespace
+def _train(
+    name: str, stages: Sequence[str], warm: Mapping[str, Trainer], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Trains the stages one after the other, each from the encoder of the one before, and writes model and figures."""
+    """Train the stages in order, each starting from the previous encoder, and write the model and its metrics."""
     rows: list[dict[str, Any]] = []
     trainers: list[Trainer] = []
     for number, stage in enumerate(stages):
-        trainer = made.get(stage) or _trainer(name, stage, options)
+        trainer = warm.get(stage) or _trainer(name, stage, options)
         if trainers:
             trainer.model.encoder.load_state_dict(trainers[-1].model.encoder.state_dict())
         begin = time.perf_counter()
         trainer.set_steps(_steps(trainer, stage, len(stages), options))
-        trainer.out.mkdir(parents=True, exist_ok=True)  # measuring left nothing behind
+        trainer.out.mkdir(parents=True, exist_ok=True)
         trainer.run()
         trainers.append(trainer)
         rows += trainer.log.of_kind("training")
@@ -145,12 +145,12 @@ def _trained(
         "held_out": {key: value for key, value in held_out.items() if key not in ("kind", "step")},
     }
     write_model(fold(last.model), folder)
-    (folder / "figures.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     return metrics
 
 
 def _steps(trainer: Trainer, stage: str, stages: int, options: argparse.Namespace) -> int:
-    """The steps of one stage: its share of the fixed number, or as many as fit into its share of the seconds."""
+    """Return the steps of one stage: its share of the fixed number, or as many as fit into its share of the time."""
     if options.steps:
         return options.steps[stage] // stages
     seconds = options.seconds / stages
@@ -167,7 +167,7 @@ def _speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _native(config: ModelConfig) -> str | None:
-    """The model type of transformers that computes this encoder, or None."""
+    """Return the transformers model type that computes this encoder, or None."""
     try:
         return native_export(build(config.changed(heads=(), generator=None), seed=0)).adapter.model_type
     except InputError:
@@ -175,35 +175,35 @@ def _native(config: ModelConfig) -> str | None:
 
 
 def _print_table(options: argparse.Namespace) -> None:
-    """Print all candidates that have figures, best mean score first; the mean is over tasks that all of them have."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in Path(options.out).glob("*/figures.json")]
+    """Print all candidates that have metrics, best mean score first; the mean is over the tasks they have in common."""
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in Path(options.out).glob("*/metrics.json")]
     scores = _scores(options.scores) if options.scores else {}
-    tasks = [task for task in TASKS if any(task in own for own in scores.values())]
-    common = [task for task in tasks if all(task in scores.get(_slug(row["name"]), {}) for row in found)]
+    tasks = [task for task in TASKS if any(task in by_task for by_task in scores.values())]
+    common = [task for task in tasks if all(task in scores.get(_slug(row["name"]), {}) for row in rows)]
 
     def mean(name: str) -> float:
-        own = scores.get(_slug(name), {})
-        return statistics.mean(statistics.mean(own[task]) for task in common) if common else float("nan")
+        by_task = scores.get(_slug(name), {})
+        return statistics.mean(statistics.mean(by_task[task]) for task in common) if common else float("nan")
 
-    heads = ["native", "encoder", "tokens/s", "tokens", "token loss", "guessed", "replaced found", *tasks]
+    heads = ["native", "encoder", "tokens/s", "tokens", "MLM loss", "MLM accuracy", "RTD recall", *tasks]
     heads += [f"mean of {len(common)}"]
     print("| | " + " | ".join(heads) + " |")
     print("|---" * (1 + len(heads)) + "|")
-    for row in sorted(found, key=lambda row: -mean(row["name"])):
-        held = row["held_out"]
-        term = "generator" if "generator_loss" in held else "masked_tokens"
-        recall = f"{held['replaced_recall']:.1%}" if "replaced_recall" in held else "–"
+    for row in sorted(rows, key=lambda row: -mean(row["name"])):
+        held_out = row["held_out"]
+        term = "generator" if "generator_loss" in held_out else "masked_tokens"
+        recall = f"{held_out['replaced_recall']:.1%}" if "replaced_recall" in held_out else "–"
         size = row.get("encoder_parameters", row["parameters"])
         speed = f"{row['tokens_per_second']:,}" if "tokens_per_second" in row else "–"
         cells = [row["name"], row.get("native") or "–", f"{size / 1e6:.1f} M", speed]
         cells += [
             f"{row['tokens'] / 1e6:.0f} M",
-            f"{held[f'{term}_loss']:.2f}",
-            f"{held[f'{term}_accuracy']:.1%}",
+            f"{held_out[f'{term}_loss']:.2f}",
+            f"{held_out[f'{term}_accuracy']:.1%}",
             recall,
         ]
-        own = scores.get(_slug(row["name"]), {})
-        cells += [_cell(own[task]) if task in own else "–" for task in tasks]
+        by_task = scores.get(_slug(row["name"]), {})
+        cells += [_cell(by_task[task]) if task in by_task else "–" for task in tasks]
         print("| " + " | ".join([*cells, f"{mean(row['name']):.1f}"]) + " |")
 
 
@@ -213,15 +213,18 @@ def _cell(values: list[float]) -> str:
 
 
 def _scores(path: str) -> dict[str, dict[str, list[float]]]:
-    """Scores of every model folder on every task, one per seed, with the settings whose mean is best on dev."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    """Return the scores of every model on every task, one per seed, for the settings with the best mean on dev."""
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if "metrics" in row:
-            found.setdefault(row["model"], {}).setdefault(row["task"], []).append(row)
+            runs.setdefault(row["model"], {}).setdefault(row["task"], []).append(row)
     return {
-        name: {task: [row["metrics"][TASKS[task].metrics[0]] for row in chosen(rows)] for task, rows in own.items()}
-        for name, own in found.items()
+        name: {
+            task: [row["metrics"][TASKS[task].metrics[0]] for row in best_settings(rows)]
+            for task, rows in by_task.items()
+        }
+        for name, by_task in runs.items()
     }
 
 
@@ -236,28 +239,26 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
 
 
 def _steps_by_objective(text: str) -> dict[str, int]:
-    return {stage: int(steps) for stage, _, steps in (part.partition("=") for part in text.split(","))}
+    return {stage: int(steps) for stage, _, steps in (item.partition("=") for item in text.split(","))}
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a corpus folder; without it only the table is printed")
+    parser.add_argument("--data", help="corpus folder; without it only the table is printed")
     parser.add_argument("--out", required=True)
     parser.add_argument("--candidates", default=list(CANDIDATES), type=lambda text: text.split(";"))
-    parser.add_argument(
-        "--together", default=6, type=int, help="candidates that compile and wait side by side: 12 GB each"
-    )
-    parser.add_argument("--seconds", default=28.0, type=float, help="of training for each candidate")
+    parser.add_argument("--together", default=6, type=int, help="candidates that compile in parallel, 12 GB each")
+    parser.add_argument("--seconds", default=28.0, type=float, help="seconds of training per candidate")
     parser.add_argument(
         "--steps",
         type=_steps_by_objective,
-        help="masked_lm=N,replaced_tokens=N: train side by side for fixed steps, halved where there are two stages",
+        help="masked_lm=N,replaced_tokens=N: train in parallel for fixed steps, halved for two stages",
     )
-    parser.add_argument("--micro", default=65536, type=int, help="tokens of a micro-batch")
+    parser.add_argument("--micro", default=65536, type=int, help="tokens per micro-batch")
     parser.add_argument("--workers", default=4, type=int)
     parser.add_argument("--compile", default="graphs")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scores", help="the file that scores.py wrote")
+    parser.add_argument("--scores", help="file written by scores.py")
     return parser.parse_args()
 
 

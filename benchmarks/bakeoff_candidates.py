@@ -1,4 +1,4 @@
-"""The candidates of the bake-off: networks and objectives of about one size, each a few lines over the same base."""
+"""Candidates of bakeoff.py: networks and objectives of about one size, each a few changes to the same base."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,9 @@ from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import LayerConfig, ModelConfig
 from bertsmith.models.published import preset
 
-LAYERS, HEADS, HEAD_WIDTH = 12, 4, 64  # of width 256
+LAYERS, HEADS, HEAD_WIDTH = 12, 4, 64  # width 256
 
-# what ConvBERT's bottleneck leaves of four heads, and as many convolutions beside them
+# ConvBERT's bottleneck halves the four heads, and adds as many convolution heads
 SPAN_CONV = SpanConvConfig(heads=HEADS // 2, head_width=HEAD_WIDTH, dropout=0.0)
 FULL = FullConfig(heads=HEADS, dropout=0.0)
 ROTARY = FULL.changed(rotary=10_000.0)
@@ -26,34 +26,34 @@ MIXERS = {
     "span_conv, rotary": (SPAN_CONV, ROTARY),
     "span_conv, disentangled": (SPAN_CONV, DISENTANGLED),
 }
-"""The mixers of the layers in turn, from the first layer to the last."""
+"""Mixers of consecutive layers, repeated over the depth."""
 FAMILIES = {"span_conv": "convbert", "full": "electra", "disentangled": "disentangled"}
-"""The family whose habits in fine-tuning a network has, by the mixer of its first layer."""
-PLACED = ("span_conv", "full")
-"""Mixers that need learned positions at the input; the others know how far apart tokens are."""
+"""Family whose fine-tuning defaults apply, by the mixer of the first layer."""
+WITH_POSITIONS = ("span_conv", "full")
+"""Mixers that need learned position embeddings; the others encode relative positions."""
 
 
 def network(mixers: str, vocabulary: int, placement: str = "pre") -> ModelConfig:
-    """An encoder of the size of ELECTRA-small and ConvBERT-small around some mixers, or a native network."""
+    """Return an encoder of the size of ELECTRA-small and ConvBERT-small with these mixers, or a native network."""
     if mixers in NATIVE:
         return NATIVE[mixers](vocabulary)
     config = preset("electra-small", vocabulary=vocabulary, dropout=0.0, placement=placement, init_std=0.04)
-    encoder, turns = config.encoder, MIXERS[mixers]
+    encoder, cycle = config.encoder, MIXERS[mixers]
     layers: list[LayerConfig] = [
-        layer.changed(mixer=turns[index % len(turns)]) for index, layer in enumerate(encoder.layers)
+        layer.changed(mixer=cycle[index % len(cycle)]) for index, layer in enumerate(encoder.layers)
     ]
-    positions = "learned" if mixers in PLACED else "none"
-    reads_distances = any(mixer.reads_positions for mixer in turns)
+    positions = "learned" if mixers in WITH_POSITIONS else "none"
+    reads_distances = any(mixer.reads_positions for mixer in cycle)
     encoder = encoder.changed(
         layers=tuple(layers),
         embedding=encoder.embedding.changed(positions=positions),
         relative=RelativeConfig(span=64, max_distance=512, has_norm=True) if reads_distances else None,
     )
-    return config.changed(encoder=encoder, family=FAMILIES[turns[0].kind])
+    return config.changed(encoder=encoder, family=FAMILIES[cycle[0].kind])
 
 
 def modernbert(vocabulary: int) -> ModelConfig:
-    """ModernBERT's blocks in this size, with global attention in every layer: `modernbert` of transformers."""
+    """Return ModernBERT in this size with global attention in every layer: `modernbert` in transformers."""
     config = preset(
         "modern-small",
         vocabulary=vocabulary,
@@ -70,7 +70,7 @@ def modernbert(vocabulary: int) -> ModelConfig:
 
 
 def deberta_v2(vocabulary: int) -> ModelConfig:
-    """DeBERTa-v3's encoder in this size, with two token types: `deberta-v2` of transformers."""
+    """Return DeBERTa-v3 in this size with two token types: `deberta-v2` in transformers."""
     config = preset(
         "deberta-v3-xsmall",
         vocabulary=vocabulary,
@@ -82,13 +82,13 @@ def deberta_v2(vocabulary: int) -> ModelConfig:
         init_std=0.04,
     )
     encoder = config.encoder
-    # as many weights as the gated feed-forwards of modernbert
+    # as many parameters as the gated feed-forwards of modernbert
     layers = tuple(layer.changed(feedforward=layer.feedforward.changed(neurons=960)) for layer in encoder.layers)
     return config.changed(encoder=encoder.changed(layers=layers, embedding=encoder.embedding.changed(types=2)))
 
 
 NATIVE: dict[str, Callable[[int], ModelConfig]] = {"modernbert": modernbert, "deberta-v2": deberta_v2}
-"""Networks that a class of transformers computes. Their token table is as wide as the layers."""
+"""Networks that transformers has a class for. Their token embeddings are as wide as the layers."""
 
 BASE: dict[str, Any] = {
     "mixers": "span_conv",
@@ -96,15 +96,15 @@ BASE: dict[str, Any] = {
     "stages": ("replaced_tokens",),
     "micro_batches": 1,
     "rate": 1.5e-3,
-    "rates": {},  # peak rates of single stages
-    "generator_rate": 1.0,  # the generator's peak rate as a multiple of the encoder's
+    "rates": {},  # peak learning rates of single stages
+    "generator_rate": 1.0,  # peak learning rate of the generator, relative to the encoder's
     "warmup": 0.06,
 }
-# narrow post-norm networks need a lower rate (docs/results/families.md)
+# narrow post-norm networks need a lower learning rate (docs/results/families.md)
 POST_NORM: dict[str, Any] = {"mixers": "deberta-v2", "rate": 5e-4, "warmup": 0.1}
 BOTH = ("masked_lm", "replaced_tokens")
 CANDIDATES: dict[str, dict[str, Any]] = {
-    # the network
+    # networks
     "convbert": {},
     "electra": {"mixers": "full"},
     "rotary": {"mixers": "rotary"},
@@ -112,13 +112,13 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "convbert + rotary": {"mixers": "span_conv, rotary"},
     "convbert, masked tokens": {"stages": ("masked_lm",)},
     "convbert, masked then replaced": {"stages": ("masked_lm", "replaced_tokens")},
-    # and, for the one that won, all that was still open
+    # variations of the best network
     "deberta, norms after": {"mixers": "disentangled", "placement": "post"},
     "deberta, masked then replaced": {"mixers": "disentangled", "stages": ("masked_lm", "replaced_tokens")},
     "deberta, rate 3e-3": {"mixers": "disentangled", "rate": 3e-3},
     "deberta, rate 7e-4": {"mixers": "disentangled", "rate": 7e-4},
     "deberta, batch twice as large": {"mixers": "disentangled", "micro_batches": 2, "rate": 2e-3},
-    # networks that open natively in transformers
+    # networks that transformers has a class for
     "modernbert, masked": {"mixers": "modernbert", "stages": ("masked_lm",)},
     "modernbert, masked, rate 3e-3": {"mixers": "modernbert", "stages": ("masked_lm",), "rate": 3e-3},
     "modernbert, masked then replaced": {"mixers": "modernbert", "stages": BOTH},
@@ -140,16 +140,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def recipe(name: str, stage: str, *, data: str, vocabulary: int, micro: int, workers: int, compiled: str) -> dict:
-    """The plain settings of one stage of a candidate; its steps are set by the time it has."""
+    """Return the settings of one stage of a candidate; the number of steps is set later."""
     chosen = BASE | CANDIDATES[name]
     has_generator = stage == "replaced_tokens"
-    own = {"generator_rate": chosen["generator_rate"]} if has_generator else {}
+    extra = {"generator_rate": chosen["generator_rate"]} if has_generator else {}
     return {
         "data": data,
         "model": {"network": network(chosen["mixers"], vocabulary, chosen["placement"]).plain()},
         **({"generator": {"width": 0.5, "depth": 0.75, "sharing": "full"}} if has_generator else {}),
         "sequences": {"length": 128, "cut": "segments", "micro_tokens": micro},
-        "objective": OBJECTIVES[stage] | own,
+        "objective": OBJECTIVES[stage] | extra,
         "batch": {"tokens": micro * chosen["micro_batches"]},
         "optimizer": {"learning_rate": chosen["rates"].get(stage, chosen["rate"])},
         "schedule": {"kind": "wsd", "warmup": chosen["warmup"], "decay": 0.3},

@@ -1,6 +1,6 @@
-"""Speed and memory of `bertsmith corpus`: MB of text a second, and the peak of all processes together.
+"""Speed and memory of `bertsmith corpus`: MB of text per second, and peak memory of all processes together.
 
-python benchmarks/corpus.py                          # on text the benchmark makes itself, 20 and 160 MB
+python benchmarks/corpus.py                          # on 20 and 160 MB of generated text
 python benchmarks/corpus.py --data FILES --tokenizer FOLDER
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
         tokenizer = Path(folder) / "tokenizer"
         tokenizer.mkdir()
         learn_tokenizer(small_world(4_000), "wordpiece", 600, progress=False).save(tokenizer)
-        # memory must not grow with the text
+        # two sizes, because memory must not grow with the text
         for copies in (1, 8):
             text = Path(folder) / f"stories-{copies}.txt"
             with text.open("w", encoding="utf-8") as file:
@@ -40,9 +40,9 @@ def main() -> None:
 
 
 def _measure(data: list[Path], tokenizer: Path, out: Path, workers: int) -> None:
-    # a process of its own: what this one has in memory must not be counted
-    words = [sys.executable, "-m", "bertsmith", "corpus", *map(str, data), "--tokenizer", str(tokenizer)]
-    subprocess.run([*words, "--out", str(out), "--workers", str(workers)], check=True, stdout=subprocess.DEVNULL)
+    # a separate process, so that the memory of this one is not counted
+    command = [sys.executable, "-m", "bertsmith", "corpus", *map(str, data), "--tokenizer", str(tokenizer)]
+    subprocess.run([*command, "--out", str(out), "--workers", str(workers)], check=True, stdout=subprocess.DEVNULL)
     row = json.loads((out / "result.json").read_text())
     print(
         f"{row['megabytes']:>9.1f}{row['tokens']:>14,}{workers:>9}{row['seconds']:>9.1f}"

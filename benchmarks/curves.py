@@ -1,13 +1,13 @@
-"""Whether training with the kernels and with the references gives the same loss curves, within the noise of seeds.
+"""Compare loss curves of training with fused kernels and with reference ops, relative to the noise between seeds.
 
-    python benchmarks/curves.py --out curves.json --picture curves.png   # on a GPU, two to three minutes a family
+    python benchmarks/curves.py --out curves.json --picture curves.png   # on a GPU, 2 to 3 minutes per family
     python benchmarks/curves.py --device cpu --steps 5 --size tiny
 
-Every family learns masked tokens, packed sequences of mixed lengths, under bfloat16 autocast: with the backend "auto"
-(the kernels, on a GPU) and with "reference" on the same batches, for several seeds: without dropout they are those of
-the weights, with dropout those of the draws alone. The difference is the mean distance of smoothed curves of kernels
-and references (without dropout from the same weights), the noise that of references with different seeds. Pairs that
-differ by nothing but chance lie unequally far apart, so up to twice the noise is taken for agreement.
+Every family is trained on masked tokens in packed sequences of mixed lengths, under bfloat16 autocast: with the backend
+"auto" (the kernels, on a GPU) and with "reference", on the same batches and for several seeds. Without dropout the seed
+sets the initial weights; with dropout it sets only the dropout masks. The difference is the mean distance between
+smoothed curves of kernels and references (without dropout from the same weights), the noise that between references
+with different seeds. A difference of up to twice the noise counts as agreement.
 """
 
 import argparse
@@ -37,10 +37,10 @@ FAMILIES = ("bert", "deberta", "deberta-v3", "convbert", "performer")
 SIZES = {"tiny": (64, 2, 2), "small": (256, 4, 4), "medium": (256, 6, 4)}
 KERNELS, REFERENCE = "auto", "reference"
 _MASK, _FIRST = 0, 1
-"""The id that hides a token, and the first id of the text."""
+"""Id of the mask token, and the first id of the text."""
 _SHOWN = (50, 100, 200, 300)
 _AGREEMENT = 2.0
-"""Times the noise: two curves are one pair, and pairs that differ by their seed alone lie unequally far apart."""
+"""Maximum ratio of difference to noise; distances between single pairs vary."""
 
 Curves = dict[str, list[float]]
 
@@ -49,7 +49,7 @@ Curves = dict[str, list[float]]
 class Step:
     """One batch of packed sequences.
 
-    Shape: tokens (tokens,), some of them hidden; places and targets (places,).
+    Shape: tokens (tokens,), some of them masked; positions and targets (positions,).
     """
 
     tokens: Tensor
@@ -67,9 +67,7 @@ def main() -> None:
     steps = _steps(text, options)
     shares = np.bincount(text) / len(text)
     shares = shares[shares > 0]
-    print(
-        f"{vocabulary - _FIRST:,} words; who knows their frequencies alone has a loss of {-shares @ np.log(shares):.3f}"
-    )
+    print(f"{vocabulary - _FIRST:,} words; loss of predicting by frequency alone: {-shares @ np.log(shares):.3f}")
     results: list[dict[str, Any]] = []
     print(f"{'':<12}{'dropout':>8}  {'run':<14}" + "".join(f"{f'step {step}':>10}" for step in _shown(options.steps)))
     for family in options.families:
@@ -86,13 +84,13 @@ def main() -> None:
 def _compare(
     family: str, dropout: float, steps: list[Step], vocabulary: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """The curves of one family, how far they lie apart, and how far seeds alone put them."""
+    """Return the curves of one family, their difference, and the noise between seeds."""
     config = _config(family, dropout, vocabulary, options)
     curves: Curves = {}
     begin = time.perf_counter()
     for backend, seed in product((KERNELS, REFERENCE), range(options.seeds)):
         name = f"{backend} {seed}"
-        # with dropout the weights stay, so that the noise is that of the draws alone
+        # with dropout all runs start from the same weights, so that only the dropout masks differ
         model = build(config, seed=0 if dropout else seed)
         curves[name] = _train(model, steps, backend, seed, options)
         shown = "".join(f"{_smooth(curves[name])[step - 1]:>10.4f}" for step in _shown(options.steps))
@@ -100,7 +98,7 @@ def _compare(
     kernels, references = (
         [curve for name, curve in curves.items() if name.startswith(backend)] for backend in (KERNELS, REFERENCE)
     )
-    # with dropout no kernel draws what a reference draws: each is as near to any of them
+    # kernels and references draw different dropout masks, so every pair is comparable
     pairs = product(kernels, references) if dropout else zip(kernels, references, strict=True)
     return {
         "family": family,
@@ -124,14 +122,14 @@ def _config(family: str, dropout: float, vocabulary: int, options: argparse.Name
 
 
 def _train(model: Model, steps: list[Step], backend: str, seed: int, options: argparse.Namespace) -> list[float]:
-    """The loss of every step."""
+    """Train and return the loss of every step."""
     model = model.to(options.device).train()
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     warmup = max(1, len(steps) // 10)
-    losses = torch.zeros(len(steps), device=options.device)  # read once, at the end: to ask for a loss is to wait
+    losses = torch.zeros(len(steps), device=options.device)  # read once at the end, to avoid synchronising
     for number, step in enumerate(steps):
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * min(1.0, (number + 1) / warmup)
@@ -150,7 +148,7 @@ def _train(model: Model, steps: list[Step], backend: str, seed: int, options: ar
 
 
 def _chain(options: argparse.Namespace) -> tuple[np.ndarray, int]:
-    """A text that changes its topic now and then, each with words of its own: the words around tell a hidden one's."""
+    """Generate text of topics with separate vocabularies, so that context predicts the topic of a masked word."""
     generator = np.random.default_rng(0)
     topics, words = 32, 16
     count = options.steps * options.tokens
@@ -165,35 +163,35 @@ def _chain(options: argparse.Namespace) -> tuple[np.ndarray, int]:
 
 
 def _prepared(options: argparse.Namespace) -> tuple[np.ndarray, int]:
-    """The first documents of a corpus folder, one after the other; their ids make room for the one that hides."""
-    corpus, wanted = TokenCorpus(options.data), options.steps * options.tokens
-    parts, got = [], 0
+    """Concatenate the first documents of a corpus folder; ids are shifted by one for the mask token."""
+    corpus, needed = TokenCorpus(options.data), options.steps * options.tokens
+    documents, count = [], 0
     for document, length in enumerate(corpus.lengths.tolist()):
-        parts.append(corpus.read(document, 0, length).astype(np.int64) + _FIRST)
-        got += length
-        if got >= wanted:
-            return np.concatenate(parts)[:wanted], read_manifest(options.data).vocabulary + _FIRST
-    raise SystemExit(f"the corpus has {got:,} tokens; {wanted:,} are needed, or fewer --steps")
+        documents.append(corpus.read(document, 0, length).astype(np.int64) + _FIRST)
+        count += length
+        if count >= needed:
+            return np.concatenate(documents)[:needed], read_manifest(options.data).vocabulary + _FIRST
+    raise SystemExit(f"the corpus has {count:,} tokens, but {needed:,} are needed; use fewer --steps")
 
 
 def _steps(text: np.ndarray, options: argparse.Namespace) -> list[Step]:
-    """The batches of all steps, on the device: pieces of mixed lengths, 15 % of their tokens hidden."""
+    """Return the batches of all steps, on the device: chunks of mixed lengths with 15 % of the tokens masked."""
     generator = torch.Generator().manual_seed(0)
-    made = []
+    steps = []
     for batch in torch.from_numpy(text).split(options.tokens):
         cuts = torch.randint(max(1, options.length // 8), options.length + 1, (len(batch),), generator=generator)
         ends = cuts.cumsum(0)
         starts = torch.cat([torch.zeros(1, dtype=torch.long), ends[ends < len(batch)], torch.tensor([len(batch)])])
         positions = torch.randperm(len(batch), generator=generator)[: max(1, len(batch) * 15 // 100)].sort().values
-        hidden, targets = batch.clone(), batch[positions]
-        hidden[positions] = _MASK
+        masked, targets = batch.clone(), batch[positions]
+        masked[positions] = _MASK
         layout = SequenceLayout.packed(starts.int().to(options.device), options.length)
-        made.append(Step(hidden.to(options.device), layout, positions.to(options.device), targets.to(options.device)))
-    return made
+        steps.append(Step(masked.to(options.device), layout, positions.to(options.device), targets.to(options.device)))
+    return steps
 
 
 def _smooth(curve: list[float]) -> np.ndarray:
-    """The mean of the last 20 losses at every step, of those there are at the first ones."""
+    """Moving average over the last 20 losses, or fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(curve)])
     ends = np.arange(1, len(curve) + 1)
     begins = np.maximum(0, ends - 20)
@@ -219,7 +217,7 @@ def _print_verdicts(results: list[dict[str, Any]]) -> None:
 
 
 def _draw(results: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each family; full lines without dropout, dashed ones with it."""
+    """Draw one panel per family; solid lines without dropout, dashed lines with dropout."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -252,15 +250,15 @@ def _options() -> argparse.Namespace:
     add("--families", default=list(FAMILIES), type=listed)
     add("--size", default="small", choices=SIZES)
     add("--steps", default=300, type=int)
-    add("--tokens", default=4096, type=int, help="of a step")
-    add("--length", default=128, type=int, help="the longest sequence; others are down to an eighth of it")
-    add("--dropouts", default=[0.0, 0.1], type=lambda text: [float(part) for part in text.split(",")])
+    add("--tokens", default=4096, type=int, help="tokens per step")
+    add("--length", default=128, type=int, help="maximum sequence length; the minimum is an eighth of it")
+    add("--dropouts", default=[0.0, 0.1], type=lambda text: [float(item) for item in text.split(",")])
     add("--seeds", default=2, type=int, help="at least 2")
     add("--learning-rate", default=1e-3, type=float)
-    add("--data", type=Path, help="a corpus folder, in place of a text the script makes")
+    add("--data", type=Path, help="corpus folder, instead of generated text")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--out", type=Path, help="write the curves as JSON")
-    add("--picture", type=Path, help="draw them as a PNG, a panel for each family")
+    add("--picture", type=Path, help="write a PNG with one panel per family")
     return parser.parse_args()
 
 

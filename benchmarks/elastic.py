@@ -1,11 +1,11 @@
-"""Elastic training on real weights: what rewiring is worth, what sub-networks keep, and what distillation is worth.
+"""Ablations of elastic training: order of the units, scores of sub-networks, and distillation against labels alone.
 
-    python benchmarks/elastic.py --model FOLDER --data TASK TASK … --seeds 0,1,2 --out figures.json
+    python benchmarks/elastic.py --model FOLDER --data TASK TASK … --seeds 0,1,2 --out metrics.json
 
-For every task and seed: FOLDER is fine-tuned; the result is made elastic with its units in the order of their
-importance, width and depth; the width stage is repeated with the units in random and in reversed order; and the
-sub-networks in --alone are cut out of the rewired model and learn the labels for as many epochs as both stages have,
-without distillation. Runs are independent of each other: --jobs says how many go side by side.
+For every task and seed, FOLDER is fine-tuned and then trained elastically (width and depth stages) with units ordered
+by importance. The width stage is repeated with units in random and in reversed order. The sub-networks of --alone are
+extracted from the rewired model and trained on the labels for as many epochs as both stages, without distillation.
+Runs are independent; --jobs of them run in parallel.
 """
 
 import argparse
@@ -50,12 +50,12 @@ def main() -> None:
 
 
 def _run(options: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
-    """All figures of one task and seed."""
+    """Return all metrics of one task and seed."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nowhere:
-        sys.stdout, shown = nowhere, sys.stdout
+    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as devnull:
+        sys.stdout, stdout = devnull, sys.stdout
         folder, common = Path(name), {"data": task, "seed": seed, "device": options.device}
         teacher = bertsmith.finetune(options.model, out=folder / "teacher", set=options.finetune, **common)
         metrics: dict[str, Any] = {"task": Path(task).name, "seed": seed, "metric": teacher["metric"]}
@@ -76,28 +76,28 @@ def _run(options: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
             alone = bertsmith.finetune(small, out=folder / f"alone-{width}-{depth}", set=settings, **common)
             metrics["alone"][f"{width:g} {depth:g}"] = alone["score"]
             _keep(options, metrics)
-        sys.stdout = shown
+        sys.stdout = stdout
     return {**metrics, "seconds": time.perf_counter() - begin}
 
 
 def _keep(options: argparse.Namespace, metrics: dict[str, Any]) -> None:
-    """Writes what a run has so far, for those who stop it."""
+    """Write the metrics so far, in case the run is interrupted."""
     if options.out:
         path = Path(f"{options.out}.{metrics['task']}-{metrics['seed']}")
         path.write_text(json.dumps(metrics), encoding="utf-8")
 
 
 def _best(log: Path) -> dict[str, float]:
-    """The scores of all widths at the best evaluation of a width stage."""
+    """Return the scores of all widths at the best evaluation of a width stage."""
     rows = [row for row in read_log(log) if row["kind"] == "held_out"]
     best = max(rows, key=lambda row: row["score"])
     return {name: score for name, score in best.items() if name.startswith("width ")}
 
 
 def _cut(teacher: Path, elastic: Path, width: float, depth: float) -> bertsmith.Model:
-    """The sub-network of the fine-tuned model, its units in the order of their importance, before any stage."""
-    model, record = load(teacher), read_elastic_metadata(elastic)
-    rewire(model, Orders(_tensors(record.head_order), _tensors(record.neuron_order)))
+    """Extract a sub-network of the rewired fine-tuned model, before any stage."""
+    model, metadata = load(teacher), read_elastic_metadata(elastic)
+    rewire(model, Orders(_tensors(metadata.head_order), _tensors(metadata.neuron_order)))
     return bertsmith.extract(model, bertsmith.Subnet(width=width, depth=depth))
 
 
@@ -106,7 +106,7 @@ def _tensors(orders: Iterable[Sequence[int]]) -> tuple[torch.Tensor, ...]:
 
 
 def _print(runs: list[dict[str, Any]]) -> None:
-    """The tables of one task, means over seeds with the standard deviation."""
+    """Print the tables of one task: mean ± standard deviation over seeds."""
     metric, teacher = runs[0]["metric"], [run["teacher"] for run in runs]
     print(f"\n{runs[0]['task']}: {metric}, fine-tuned {_mean(teacher)}, {len(runs)} seeds")
     for order in runs[0]["order"]:
@@ -117,7 +117,7 @@ def _print(runs: list[dict[str, Any]]) -> None:
     print("  width" + "".join(f"{f'depth {depth:g}':>26}" for depth in depths))
     for width in widths:
         cells = [(_scores(runs, width, depth), teacher) for depth in depths]
-        print(f"  {width:<5g}" + "".join(f"{f'{_mean(own)} {_kept(own, full):.1%}':>26}" for own, full in cells))
+        print(f"  {width:<5g}" + "".join(f"{f'{_mean(own)} {_retained(own, full):.1%}':>26}" for own, full in cells))
     for name in runs[0]["alone"]:
         width, depth = map(float, name.split())
         alone = [run["alone"][name] for run in runs]
@@ -129,7 +129,7 @@ def _scores(runs: list[dict[str, Any]], width: float, depth: float) -> list[floa
     return [member["score"] for member in members if (member["width"], member["depth"]) == (width, depth)]
 
 
-def _kept(scores: list[float], teacher: list[float]) -> float:
+def _retained(scores: list[float], teacher: list[float]) -> float:
     return statistics.fmean(scores) / statistics.fmean(teacher)
 
 
@@ -140,16 +140,16 @@ def _mean(scores: list[float]) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    numbers: Callable[[str], list[int]] = lambda text: [int(item) for item in text.split(",")]  # noqa: E731
     pair: Callable[[str], tuple[float, float]] = lambda text: tuple(map(float, text.split(",")))  # type: ignore[assignment,return-value]  # noqa: E731
-    parser.add_argument("--model", required=True, help="the folder of a pre-trained model")
+    parser.add_argument("--model", required=True, help="folder of a pre-trained model")
     parser.add_argument("--data", nargs="+", required=True, help="task folders")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
-    parser.add_argument("--set", action="append", default=[], help="settings of shrink")
-    parser.add_argument("--finetune", action="append", default=[], help="settings of the fine-tunings")
+    parser.add_argument("--set", action="append", default=[], help="settings of elastic training")
+    parser.add_argument("--finetune", action="append", default=[], help="settings of fine-tuning")
     parser.add_argument("--orders", nargs="+", default=list(ORDERS), choices=ORDERS)
     parser.add_argument("--alone", nargs="*", type=pair, default=[(0.5, 1.0), (0.5, 0.5), (0.25, 0.5)])
-    parser.add_argument("--alone-epochs", type=float, default=6.0, help="as many as both stages together")
+    parser.add_argument("--alone-epochs", type=float, default=6.0, help="epochs of training on the labels")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto")

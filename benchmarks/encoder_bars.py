@@ -1,4 +1,4 @@
-"""What the rows of benchmarks/encoder.py are held to: ratios to peers and to our own BERT, with the least wanted."""
+"""Targets for benchmarks/encoder.py: speed ratios to other libraries and to our BERT."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,69 +12,67 @@ NAMES = {"train": "training", "infer": "inference"}
 
 @dataclass(frozen=True)
 class Bar:
-    """A ratio of two speeds at one length."""
+    """A ratio of two speeds at one length, with its target."""
 
-    what: str
+    name: str
     length: str
     kind: str
-    wanted: float | None
-    """None: a ratio that is told and not judged."""
+    target: float | None
+    """Minimum ratio; None if the ratio is only reported."""
     ratio: float | None
-    """None: a row is missing."""
+    """None if a row is missing."""
 
     @property
     def verdict(self) -> str:
         if self.ratio is None:
             return "not measured"
-        if self.wanted is None:
+        if self.target is None:
             return ""
-        return "ok" if self.ratio >= self.wanted else "missed"
+        return "ok" if self.ratio >= self.target else "missed"
 
 
-def best(rows: Iterable[Row], kind: str, **is_like: str) -> Row | None:
-    """The fastest of the rows with these values that ran."""
-    found = [row for row in rows if f"{kind}_rate" in row and all(row[key] == value for key, value in is_like.items())]
-    return max(found, key=lambda row: row[f"{kind}_rate"], default=None)
+def best(rows: Iterable[Row], kind: str, **values: str) -> Row | None:
+    """Return the fastest successful row with these values."""
+    matching = [
+        row for row in rows if f"{kind}_rate" in row and all(row[key] == value for key, value in values.items())
+    ]
+    return max(matching, key=lambda row: row[f"{kind}_rate"], default=None)
 
 
-def rate(rows: Iterable[Row], kind: str, **is_like: str) -> float | None:
-    """The tokens a millisecond of that row."""
-    row = best(rows, kind, **is_like)
+def rate(rows: Iterable[Row], kind: str, **values: str) -> float | None:
+    """Return the tokens per millisecond of the fastest row with these values."""
+    row = best(rows, kind, **values)
     return None if row is None else row[f"{kind}_rate"]
 
 
 def best_peer(rows: Iterable[Row], kind: str, family: str, length: str) -> Row | None:
-    """The fastest row of any peer."""
+    """Return the fastest row of another library."""
     peers = [row for row in rows if row["maker"] not in (OURS, NO_ATTENTION)]
     return best(peers, kind, family=family, length=length)
 
 
 def bars(rows: list[Row], lengths: list[str]) -> list[Bar]:
-    """Every bar at the lengths that were measured."""
-    found: list[Bar] = []
-    for length in lengths:
-        for kind in KINDS:
-            found += _bars_at(rows, length, kind)
-    return found
+    """Return every target at the measured lengths."""
+    return [bar for length in lengths for kind in KINDS for bar in _bars_at(rows, length, kind)]
 
 
 def _bars_at(rows: list[Row], length: str, kind: str) -> Iterator[Bar]:
     def own(family: str) -> float | None:
         return rate(rows, kind, family=family, maker=OURS, length=length)
 
-    def peer(family: str, maker: str, **is_like: str) -> float | None:
-        return rate(rows, kind, family=family, maker=maker, length=length, **is_like)
+    def peer(family: str, maker: str, **values: str) -> float | None:
+        return rate(rows, kind, family=family, maker=maker, length=length, **values)
 
-    def bar(what: str, wanted: float | None, above: float | None, below: float | None) -> Bar:
-        return Bar(what, length, kind, wanted, above / below if above and below else None)
+    def bar(name: str, target: float | None, above: float | None, below: float | None) -> Bar:
+        return Bar(name, length, kind, target, above / below if above and below else None)
 
     tokens = int(length)
     is_training = kind == "train"
     yield bar("BERT / transformers, its better mode", 1.3, own("bert"), peer("bert", "transformers"))
     if tokens in (512, 2048):
-        wanted = 2.5 if is_training else 1.3
+        target = 2.5 if is_training else 1.3
         flash = peer("deberta-v3", "disentangled-flash")
-        yield bar("DeBERTa-v3 / disentangled-flash", wanted, own("deberta-v3"), flash)
+        yield bar("DeBERTa-v3 / disentangled-flash", target, own("deberta-v3"), flash)
     if tokens == 512:
         yield bar("DeBERTa-v3 / our BERT", 0.6, own("deberta-v3"), own("bert"))
     yield bar("DeBERTa v1 / our v3", _SAME, own("deberta"), own("deberta-v3"))
@@ -94,17 +92,17 @@ def _bars_at(rows: list[Row], length: str, kind: str) -> Iterator[Bar]:
 
 
 _SAME = 0.95
-"""What counts as the same speed."""
+"""Minimum ratio of two speeds that count as equal."""
 
 
 def print_bars(rows: list[Row], lengths: list[str]) -> None:
-    """The table of bars, those of families of which nothing was measured left out."""
-    told = [bar for bar in bars(rows, lengths) if bar.ratio is not None or _concerns(bar, rows)]
-    print(f"\nbars\n{'':<44}{'length':>7}{'':>11}{'wanted':>8}{'measured':>10}")
-    for bar in sorted(told, key=lambda bar: (bar.what, bar.kind, int(bar.length))):
-        wanted = "" if bar.wanted is None else f"{bar.wanted:.2f}"
+    """Print the targets of all measured families."""
+    shown = [bar for bar in bars(rows, lengths) if bar.ratio is not None or _concerns(bar, rows)]
+    print(f"\ntargets\n{'':<44}{'length':>7}{'':>11}{'target':>8}{'measured':>10}")
+    for bar in sorted(shown, key=lambda bar: (bar.name, bar.kind, int(bar.length))):
+        target = "" if bar.target is None else f"{bar.target:.2f}"
         ratio = "–" if bar.ratio is None else f"{bar.ratio:.2f}"
-        print(f"{bar.what:<44}{bar.length:>7}{NAMES[bar.kind]:>11}{wanted:>8}{ratio:>10}  {bar.verdict}")
+        print(f"{bar.name:<44}{bar.length:>7}{NAMES[bar.kind]:>11}{target:>8}{ratio:>10}  {bar.verdict}")
     for kind in KINDS:
         print(f"Performer is faster than our BERT, {NAMES[kind]}: {_crossing(rows, lengths, kind)}")
 
@@ -113,12 +111,12 @@ _FAMILIES = {"BERT": "bert", "DeBERTa-v3": "deberta-v3", "DeBERTa": "deberta", "
 
 
 def _concerns(bar: Bar, rows: list[Row]) -> bool:
-    family = _FAMILIES.get(bar.what.split(" ")[0], "performer")
+    family = _FAMILIES.get(bar.name.split(" ")[0], "performer")
     return any(row["family"] == family and row["length"] == bar.length for row in rows)
 
 
 def _crossing(rows: list[Row], lengths: list[str], kind: str) -> str:
-    """From which length on Performer is faster than BERT, between two lengths by a straight line through logarithms."""
+    """Describe the length above which Performer is faster than BERT, interpolated in log-log space."""
     ratios: list[tuple[int, float]] = []
     for length in sorted(map(int, lengths)):
         performer, bert = (

@@ -1,4 +1,4 @@
-"""What benchmarks/encoder.py measures: batches, and our encoders in every form and mode."""
+"""Batches and candidates of benchmarks/encoder.py: our encoders in every layout and mode."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,20 +19,20 @@ FAMILIES = ("bert", "deberta", "deberta-v3", "convbert", "performer")
 MORE_FAMILIES = ("electra", "modern")
 FORMS = ("packed", "padded")
 MODES = ("eager", "layers", "compiled", "graphs")
-"""As it is; every layer compiled, as the trainer does it; compiled whole; the same replayed as CUDA graphs."""
+"""Eager; every layer compiled, as in the trainer; compiled as a whole; compiled with CUDA graphs."""
 VOCABULARY = 30522
 OURS, NO_ATTENTION = "bertsmith", "no-attention"
 
 
 @dataclass(frozen=True)
 class Work:
-    """Sequences to be worked on.
+    """A batch of sequences.
 
-    Shape: ids (batch, longest); is_token the same, or None where all have one length.
+    Shape: ids and is_token (batch, max_length); is_token is None if all sequences have the same length.
     """
 
     column: str
-    """The length, or "mixed"."""
+    """Length as text, or "mixed"."""
     ids: Tensor
     lengths: tuple[int, ...]
     is_token: Tensor | None = None
@@ -43,7 +43,7 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Those that count: without pads."""
+        """Number of real tokens."""
         return sum(self.lengths)
 
     def padded(self) -> tuple[Tensor, SequenceLayout]:
@@ -56,13 +56,13 @@ class Work:
 
 
 def even_work(length: int, tokens: int, device: str) -> Work:
-    """Sequences of one length."""
+    """Return a batch of sequences of one length."""
     batch = max(1, tokens // length)
     return Work(str(length), torch.randint(5, VOCABULARY, (batch, length), device=device), (length,) * batch)
 
 
 def mixed_work(max_length: int, tokens: int, device: str) -> Work:
-    """Sequences of lengths drawn evenly up to the longest, about as many real tokens; at least eight of them."""
+    """Return a batch with uniformly drawn lengths and about `tokens` real tokens."""
     max_length = min(max_length, max(16, tokens // 4))
     count = max(2, tokens * 2 // max_length)
     lengths = torch.randint(
@@ -75,20 +75,20 @@ def mixed_work(max_length: int, tokens: int, device: str) -> Work:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run an encoder; the words of its name are what the rows are filtered by."""
+    """One way to run an encoder; rows are filtered by the words of its name."""
 
     family: str
     maker: str
-    """Whose code: "bertsmith" or the name of a peer."""
+    """Library: "bertsmith" or another one."""
     form: str
     mode: str
     training: Callable[[Work], nn.Module]
-    """A module in train mode with float32 weights."""
+    """Builds a module in train mode with float32 weights."""
     inputs: Callable[[Work], tuple[tuple[Any, ...], dict[str, Any]]]
     inference: Callable[[Work], nn.Module] | None = None
-    """A module in eval mode with bfloat16 weights; None: the one that was trained, converted."""
+    """Builds a module in eval mode with bfloat16 weights; None to convert the one from training."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What holds while it runs."""
+    """Context manager that is active during the measurement."""
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class Candidate:
 
 
 def config_of(family: str, size: str, max_length: int) -> ModelConfig:
-    """The family in the size that was asked for, without heads and dropout."""
+    """Return the config of a family in a size, without heads and dropout."""
     width, layers, heads = SIZES[size]
     name = f"{family}-base"
     sizes = {"width": width, "layers": layers, "heads": heads, "dropout": 0.0, "max_length": max(512, max_length)}
@@ -106,22 +106,22 @@ def config_of(family: str, size: str, max_length: int) -> ModelConfig:
 
 
 def ours(family: str, size: str, device: str, forms: list[str], modes: list[str]) -> list[Candidate]:
-    """Our encoder in every form and mode; for Performer the same without attention as well."""
+    """Return our encoder in every layout and mode; for Performer also without attention."""
 
     def make(work: Work) -> nn.Module:
-        with torch.device(device):  # drawing weights on a GPU is a matter of milliseconds
+        with torch.device(device):  # initialisation is much faster on a GPU
             encoder = build(config_of(family, size, work.max_length)).encoder
         return encoder.to(device).train()
 
-    made = []
+    candidates = []
     for form in forms:
         inputs = _inputs(form)
-        made += [Candidate(family, OURS, form, mode, make, inputs) for mode in modes]
+        candidates += [Candidate(family, OURS, form, mode, make, inputs) for mode in modes]
         if family == "performer":
-            made += [
+            candidates += [
                 Candidate(family, NO_ATTENTION, form, mode, make, inputs, around=_without_attention) for mode in modes
             ]
-    return made
+    return candidates
 
 
 def _inputs(form: str) -> Callable[[Work], tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -130,8 +130,8 @@ def _inputs(form: str) -> Callable[[Work], tuple[tuple[Any, ...], dict[str, Any]
 
 @contextmanager
 def _without_attention() -> Iterator[None]:
-    """Every token gets its own value: what is left is what linear attention cannot be faster than."""
-    kept = favor_mixer.favor
+    """Replace attention by the identity on values: a lower bound on the time with linear attention."""
+    original = favor_mixer.favor
 
     def values(query: Tensor, key: Tensor, value: Tensor, *others: Any, **options: Any) -> Tensor:
         return value
@@ -140,4 +140,4 @@ def _without_attention() -> Iterator[None]:
     try:
         yield
     finally:
-        favor_mixer.favor = kept
+        favor_mixer.favor = original

@@ -1,12 +1,12 @@
-"""Inference of our encoders on a CPU beside `transformers`, by every engine, in float32 and in 8 bits.
+"""CPU inference of our encoders and of `transformers`, with every engine, in float32 and int8.
 
-    python benchmarks/encoder_cpu.py                                   # base size, two threads: some ten minutes
-    python benchmarks/encoder_cpu.py --layers 2 --families deberta-v3  # a quick look
+    python benchmarks/encoder_cpu.py                                   # base size, two threads: about ten minutes
+    python benchmarks/encoder_cpu.py --layers 2 --families deberta-v3  # quick
 
-Each family has random weights and the same architecture on both sides, batches without pads. Every round runs every
-candidate once, so that what else the machine does falls on all alike; given is the best of the rounds. The graphs of
-transformers are its models as `torch.onnx.export` writes them, run by the same ONNX Runtime, and for 8 bits passed
-through its `quantize_dynamic`. A ratio is their best time by ours: above 1 we are the faster.
+Both sides have the same architecture with random weights; batches have no padding. Every round runs every candidate
+once, so that noise affects all alike; the minimum over rounds is reported. The ONNX graphs of transformers are written
+by `torch.onnx.export` and run by the same ONNX Runtime; for int8 they are quantised with `quantize_dynamic`. A ratio is
+the best time of transformers divided by ours: above 1, ours is faster.
 """
 
 import argparse
@@ -42,14 +42,14 @@ OURS: dict[str, str] = {
     "torch int8": INT8,
     "ORT int8": INT8,
 }
-"""The candidates and their precisions."""
+"""Candidates and their precisions."""
 PLAIN = ("torch padded", "torch packed")
 VOCABULARY, WIDTH, HEADS = 30522, 768, 12
-_PAUSE = 0.05  # seconds in which the threads of the last candidate stop to spin
+_PAUSE = 0.05  # seconds until the threads of the previous candidate stop spinning
 
 
 class Peer(nn.Module):
-    """A model of transformers as a function of token ids."""
+    """A transformers model as a function of token ids."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ def main() -> None:
     rows: list[dict] = []
     for family in options.families:
         with TemporaryDirectory() as folder, torch.inference_mode():
-            candidates, said = _candidates(family, Path(folder), options)
-            for note in said:
-                print(f"{family}: {note}", flush=True)
+            candidates, notices = _candidates(family, Path(folder), options)
+            for notice in notices:
+                print(f"{family}: {notice}", flush=True)
             for length in options.lengths:
                 for batch in options.batches:
                     rows.append({"family": family, "batch": batch, "length": length})
-                    rows[-1]["ms"] = _measured(candidates, batch, length, options)
+                    rows[-1]["ms"] = _measure(candidates, batch, length, options)
                     print(json.dumps(rows[-1]), flush=True)
                     if options.out:
                         Path(options.out).write_text(json.dumps(rows, indent=2), encoding="utf-8")
@@ -82,30 +82,30 @@ def main() -> None:
 
 
 def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple[dict[str, Run], list[str]]:
-    """Every way to run the family, and what to say of those that there are not."""
+    """Return all candidates of a family, and notices about failures."""
     with torch.inference_mode(False):
         config = _config(family, options)
-        found, said = _theirs(config, family, folder, options)
+        candidates, notices = _theirs(config, family, folder, options)
         model = build(config, seed=0).eval()
-        found["torch padded"] = lambda ids: model.encoder(ids, SequenceLayout.full(*ids.shape))
-        found["torch packed"] = lambda ids: model.encoder(ids.flatten(), _packed(*ids.shape))
+        candidates["torch padded"] = lambda ids: model.encoder(ids, SequenceLayout.full(*ids.shape))
+        candidates["torch packed"] = lambda ids: model.encoder(ids.flatten(), _packed(*ids.shape))
         for name, engine, precision in (
             ("ORT", "onnxruntime", FLOAT),
             ("torch int8", "torch", INT8),
             ("ORT int8", "onnxruntime", INT8),
         ):
-            position = folder / name.replace(" ", "-")
-            if not any(part in name for part in options.only):
+            artefact = folder / name.replace(" ", "-")
+            if not any(word in name for word in options.only):
                 continue
             try:
-                found[name] = _ours(model, position, engine, precision, options.threads)
+                candidates[name] = _ours(model, artefact, engine, precision, options.threads)
             except Exception as error:
-                said.append(f"no {name}: {_short(error)}")
-    return {name: run for name, run in found.items() if any(part in name for part in options.only)}, said
+                notices.append(f"no {name}: {_short(error)}")
+    return {name: run for name, run in candidates.items() if any(word in name for word in options.only)}, notices
 
 
 def _config(family: str, options: argparse.Namespace) -> ModelConfig:
-    """The family in base size, without heads and dropout."""
+    """Return the config of a family in base size, without heads and dropout."""
     name = f"{family}-base"
     sizes = {"width": WIDTH, "layers": options.layers, "heads": HEADS, "dropout": 0.0, "max_length": 512}
     sizes |= {"vocabulary": VOCABULARY, "embedding_width": WIDTH}
@@ -115,44 +115,44 @@ def _config(family: str, options: argparse.Namespace) -> ModelConfig:
 def _theirs(
     config: ModelConfig, family: str, folder: Path, options: argparse.Namespace
 ) -> tuple[dict[str, Run], list[str]]:
-    """The same network by transformers; where it has none (Performer), its BERT of that size."""
+    """Return the same network in transformers, or its BERT of that size if it has none (Performer)."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoConfig, AutoModel
 
-    said = []
+    notices = []
     adapters = {adapter.family: adapter for adapter in ADAPTERS.values()}
     if config.family not in adapters:
-        said.append("transformers has no such model; its BERT of that size stands beside ours")
+        notices.append("transformers has no such model; compared with its BERT of that size")
         config = _config("bert", options)
     model = AutoModel.from_config(AutoConfig.for_model(**adapters[config.family].write_config(config))).eval()
     peer = Peer(model)
-    found: dict[str, Run] = {"transformers eager": lambda ids: peer(ids)}
+    candidates: dict[str, Run] = {"transformers eager": lambda ids: peer(ids)}
     graph, small = folder / "theirs.onnx", folder / "theirs-int8.onnx"
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = options.threads, 3
 
-    def opened(path: Path) -> Run:
+    def open_graph(path: Path) -> Run:
         session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         return lambda ids: session.run(None, {"input_ids": ids.numpy()})
 
     free = {0: torch.export.Dim("batch", max=2**15), 1: torch.export.Dim("length", max=512)}
-    if not any("transformers ORT" in name and part in name for name in THEIRS for part in options.only):
-        return found, said
+    if not any("transformers ORT" in name and word in name for name in THEIRS for word in options.only):
+        return candidates, notices
     try:
         with torch.no_grad(), quiet():
             _export(model, peer, free).save(graph, external_data=False)
-            found["transformers ORT"] = opened(graph)
+            candidates["transformers ORT"] = open_graph(graph)
             quantize_dynamic(str(graph), str(small), weight_type=QuantType.QInt8)
-            found["transformers ORT int8"] = opened(small)
+            candidates["transformers ORT int8"] = open_graph(small)
     except Exception as error:
-        missing = [name for name in THEIRS if name not in found]
-        said.append(f"no {', '.join(missing)}: {_short(error)}")
-    return found, said
+        missing = [name for name in THEIRS if name not in candidates]
+        notices.append(f"no {', '.join(missing)}: {_short(error)}")
+    return candidates, notices
 
 
 def _export(model: nn.Module, peer: nn.Module, free: dict) -> object:
-    """Their graph; of its eager attention where there is a choice, which ONNX Runtime fuses best."""
+    """Export a transformers model with eager attention, which ONNX Runtime fuses best."""
     before = model.config._attn_implementation
     try:
         model.set_attn_implementation("eager")
@@ -183,8 +183,8 @@ def _ours(model: Model, folder: Path, engine: str, precision: str, threads: int)
     return lambda ids: runner.outputs(ids, SequenceLayout.full(*ids.shape))
 
 
-def _measured(candidates: dict[str, Run], batch: int, length: int, options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds of every candidate: the best of rounds, of which there are fewer where they take long."""
+def _measure(candidates: dict[str, Run], batch: int, length: int, options: argparse.Namespace) -> dict[str, float]:
+    """Return the minimum milliseconds of every candidate over rounds; slow shapes get fewer rounds."""
     ids = torch.randint(5, VOCABULARY, (batch, length))
     best = dict.fromkeys(candidates, float("inf"))
     warm, stop = ids[:1], time.perf_counter() + options.seconds
@@ -209,8 +209,8 @@ def _print_tables(rows: list[dict], options: argparse.Namespace) -> None:
     for row in rows:
         cells = [f"{row['ms'][name]:.1f}" if name in row["ms"] else "-" for name in names]
         print(f"| {row['family']} | {row['batch']} x {row['length']} | {' | '.join(cells)} |")
-    print("\nRatios: their best by our best in each precision, and their eager by our plain torch")
-    print("| family | batch x length | float32 | ours by | int8 | ours by | plain torch |")
+    print("\nSpeed-up: best of transformers / our best in each precision, and transformers eager / our PyTorch")
+    print("| family | batch x length | float32 | our best | int8 | our best | PyTorch |")
     print("|---" * 7 + "|")
     for row in rows:
         cells = [cell for precision in (FLOAT, INT8) for cell in _ratio(row["ms"], precision)]
@@ -221,7 +221,7 @@ def _print_tables(rows: list[dict], options: argparse.Namespace) -> None:
 
 
 def _ratio(taken: dict[str, float], precision: str) -> tuple[str, str]:
-    """Their best by our best, and the name of ours."""
+    """Return the best time of transformers divided by our best, and the name of our best candidate."""
     theirs = [took for name, took in taken.items() if THEIRS.get(name) == precision]
     ours = {name: took for name, took in taken.items() if OURS.get(name) == precision}
     if not (theirs and ours):
@@ -236,18 +236,18 @@ def _short(error: Exception) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers, words = lambda text: [int(part) for part in text.split(",")], lambda text: text.split(",")
+    numbers, words = lambda text: [int(item) for item in text.split(",")], lambda text: text.split(",")
     parser.add_argument("--families", default=["bert", "deberta-v3", "convbert", "performer"], type=words)
     parser.add_argument("--lengths", default=[128, 512], type=numbers)
     parser.add_argument("--batches", default=[1, 8], type=numbers)
     parser.add_argument("--layers", default=12, type=int)
     parser.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
     parser.add_argument("--rounds", default=10, type=int)
+    parser.add_argument("--seconds", default=8.0, type=float, help="seconds per shape, after at least two rounds")
     parser.add_argument(
-        "--seconds", default=8.0, type=float, help="no new round of a shape after so long; two at least"
+        "--only", default=[""], type=words, help="measure only candidates whose name contains one of these"
     )
-    parser.add_argument("--only", default=[""], type=words, help="measure only rows whose name holds one of these")
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser.add_argument("--out", help="write the rows as JSON")
     return parser.parse_args()
 
 

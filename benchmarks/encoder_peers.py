@@ -1,4 +1,4 @@
-"""The peers of benchmarks/encoder.py: encoders of other libraries in the sizes of ours, those that are installed."""
+"""Encoders of other installed libraries for benchmarks/encoder.py, in the sizes of ours."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ from encoder_candidates import Candidate, Work, config_of
 
 @dataclass(frozen=True)
 class Peer:
-    """A library that has an encoder of some families."""
+    """A library with encoders of some families."""
 
     package: str
     families: tuple[str, ...]
@@ -26,14 +26,14 @@ class Peer:
     inference: Callable[[ModelConfig, Work, str], nn.Module] | None = None
     can_compile: bool = True
     mask: str = "attention_mask"
-    """What its forward calls the mask of real tokens."""
+    """Name of the forward argument for the mask of real tokens."""
 
 
 def peers(
     family: str, size: str, device: str, *, is_compiled: bool, modes: list[str]
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates of every installed peer, and the names of those that are missing."""
-    made, missing = [], []
+    """Return the candidates of every installed library, and the names of missing ones."""
+    candidates, missing = [], []
     for name, peer in PEERS.items():
         if family not in peer.families:
             continue
@@ -44,12 +44,12 @@ def peers(
             if mode == "eager" or (is_compiled and peer.can_compile):
                 training = partial(_make, peer.training, family, size, device)
                 inference = None if peer.inference is None else partial(_make, peer.inference, family, size, device)
-                made.append(Candidate(family, name, "", mode, training, partial(_inputs, peer.mask), inference))
-    return made, missing
+                candidates.append(Candidate(family, name, "", mode, training, partial(_inputs, peer.mask), inference))
+    return candidates, missing
 
 
 def add_site() -> None:
-    """Makes packages that lie unzipped in the folder PEERS_SITE importable."""
+    """Add the folder named by PEERS_SITE to the import path."""
     site = os.environ.get("PEERS_SITE")
     if site:
         sys.path.insert(0, site)
@@ -62,8 +62,8 @@ def _make(
 
 
 def _inputs(mask: str, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    kept = {} if work.is_token is None else {mask: work.is_token if mask == "mask" else work.is_token.long()}
-    return (work.ids,), kept
+    masks = {} if work.is_token is None else {mask: work.is_token if mask == "mask" else work.is_token.long()}
+    return (work.ids,), masks
 
 
 def _transformers(config: ModelConfig, work: Work, device: str) -> nn.Module:
@@ -111,7 +111,7 @@ def _performer(config: ModelConfig, work: Work, device: str) -> nn.Module:
 
 
 class _PerformerEncoder(nn.Module):
-    """Token vectors and a stack of performer-pytorch with as many features as ours."""
+    """Token embeddings and the layers of performer-pytorch, with as many random features as ours."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

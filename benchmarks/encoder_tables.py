@@ -1,4 +1,4 @@
-"""The tables that benchmarks/encoder.py prints of its rows."""
+"""Tables printed by benchmarks/encoder.py."""
 
 from collections.abc import Callable
 
@@ -10,18 +10,18 @@ _LABEL, _CELL = 36, 16
 
 
 def print_tables(rows: list[Row], columns: list[str]) -> None:
-    """For every family: speeds, memory, shares of the ceiling, ratios."""
+    """Print speed, memory, share of peak throughput and ratios for every family."""
     for family in dict.fromkeys(row["family"] for row in rows):
         own = [row for row in rows if row["family"] == family]
         at = [column for column in columns if any(row["length"] == column for row in own)]
         _print_grid(f"{family}: thousand tokens/s, training / inference", own, at, "rate", lambda rate: f"{rate:.0f}")
         if any("train_gib" in row or "infer_gib" in row for row in own):
             _print_grid("peak memory, GiB", own, at, "gib", lambda gib: f"{gib:.1f}")
-        _print_grid("share of the bf16 ceiling", own, at, "share", lambda share: f"{share:.1%}")
+        _print_grid("share of peak bf16 throughput", own, at, "share", lambda share: f"{share:.1%}")
         _print_ratios(rows, family, at)
 
 
-def _print_grid(title: str, rows: list[Row], columns: list[str], figure: str, text: Callable[[float], str]) -> None:
+def _print_grid(title: str, rows: list[Row], columns: list[str], metric: str, text: Callable[[float], str]) -> None:
     print(f"\n{title:<{_LABEL}}" if len(title) < _LABEL else f"\n{title}\n{'':<{_LABEL}}", end="")
     print("".join(f"{column:>{_CELL}}" for column in columns))
     cells = {(row["name"], row["length"]): row for row in rows}
@@ -29,19 +29,19 @@ def _print_grid(title: str, rows: list[Row], columns: list[str], figure: str, te
         line = f"{name:<{_LABEL}}"
         for column in columns:
             row = cells.get((name, column), {})
-            line += f"{' / '.join(_cell(row, kind, figure, text) for kind in KINDS):>{_CELL}}"
+            line += f"{' / '.join(_cell(row, kind, metric, text) for kind in KINDS):>{_CELL}}"
         print(line)
 
 
-def _cell(row: Row, kind: str, figure: str, text: Callable[[float], str]) -> str:
-    if f"{kind}_{figure}" in row:
-        return text(row[f"{kind}_{figure}"])
+def _cell(row: Row, kind: str, metric: str, text: Callable[[float], str]) -> str:
+    if f"{kind}_{metric}" in row:
+        return text(row[f"{kind}_{metric}"])
     return "error" if f"{kind}_error" in row else "–"
 
 
 def _print_ratios(rows: list[Row], family: str, columns: list[str]) -> None:
     print(f"\n{'our best, training / inference':<{_LABEL}}" + "".join(f"{column:>{_CELL}}" for column in columns))
-    lines: dict[str, list[str]] = {"to the best peer": [], "to our BERT": []}
+    lines: dict[str, list[str]] = {"to the best other library": [], "to our BERT": []}
     fastest: list[str] = []
     for column in columns:
         to_peer, to_bert = [], []
@@ -53,12 +53,12 @@ def _print_ratios(rows: list[Row], family: str, columns: list[str]) -> None:
             to_bert.append(_ratio(own, bert))
             if peer is not None:
                 fastest.append(f"{column} {NAMES[kind]}: {peer['name']}")
-        lines["to the best peer"].append(" / ".join(to_peer))
+        lines["to the best other library"].append(" / ".join(to_peer))
         lines["to our BERT"].append(" / ".join(to_bert))
     for name, cells in lines.items():
         print(f"{name:<{_LABEL}}" + "".join(f"{cell:>{_CELL}}" for cell in cells))
     if fastest:
-        print(f"best peers: {'; '.join(fastest)}")
+        print(f"best other libraries: {'; '.join(fastest)}")
 
 
 def _ratio(above: float | None, below: float | None) -> str:

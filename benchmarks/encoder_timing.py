@@ -1,4 +1,4 @@
-"""How benchmarks/encoder.py measures one row: median times, peak memory, the share of what the device can do."""
+"""Measurement of one row of benchmarks/encoder.py: median time, peak memory and share of peak throughput."""
 
 import gc
 import statistics
@@ -20,7 +20,7 @@ KINDS = ("train", "infer")
 
 
 def measure(candidate: Candidate, work: Work, options: Namespace) -> Row:
-    """The figures of one row; where a part fails, the first line of its error stands in their place."""
+    """Return the metrics of one row, or the first line of the error if training or inference fails."""
     row: Row = {"family": candidate.family, "name": candidate.name, "maker": candidate.maker, "mode": candidate.mode}
     row |= {"size": options.size, "length": work.column, "batch": len(work.lengths), "tokens": work.tokens}
     begin = time.perf_counter()
@@ -31,13 +31,13 @@ def measure(candidate: Candidate, work: Work, options: Namespace) -> Row:
         for kind in options.kinds:
             try:
                 if kind == "train" or module is None or candidate.inference is not None:
-                    module = None  # two would count in the peak of memory
+                    module = None  # free the first module, so that it does not count in the peak memory
                     module = _module(candidate, work, kind)
                 if kind == "infer" and candidate.inference is None:
                     module.eval().to(torch.bfloat16)
                 call = _call(module, candidate.mode)
-                row |= _figures(kind, _step(module, call, args, kwargs, kind, options.device), candidate, work, options)
-            except Exception as error:  # a peer that fails must not end the run
+                row |= _metrics(kind, _step(module, call, args, kwargs, kind, options.device), candidate, work, options)
+            except Exception as error:  # one failing candidate must not end the benchmark
                 row[f"{kind}_error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
                 module = None
             call = None
@@ -70,7 +70,7 @@ def _call(module: nn.Module, mode: str) -> Callable[..., Any]:
 def _step(
     module: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], kind: str, device: str
 ) -> Callable[[], None]:
-    """One training step or one forward pass of inference."""
+    """Return a function that runs one training step or one inference pass."""
 
     def train() -> None:
         torch.compiler.cudagraph_mark_step_begin()
@@ -92,20 +92,20 @@ def _states(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
-def _figures(kind: str, step: Callable[[], None], candidate: Candidate, work: Work, options: Namespace) -> Row:
+def _metrics(kind: str, step: Callable[[], None], candidate: Candidate, work: Work, options: Namespace) -> Row:
     milliseconds = median_ms(step, options)
     metrics: Row = {f"{kind}_ms": round(milliseconds, 3), f"{kind}_rate": round(work.tokens / milliseconds, 2)}
     if options.device == "cuda":
         metrics[f"{kind}_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     if candidate.maker != NO_ATTENTION:
-        passes = 3 if kind == "train" else 1  # the backward pass counts as two
+        passes = 3 if kind == "train" else 1  # the backward pass costs two forward passes
         flops = passes * model_flops(candidate.family, options.size, work)
         metrics[f"{kind}_share"] = round(flops / milliseconds * 1e3 / options.ceiling, 4)
     return metrics
 
 
 def model_flops(family: str, size: str, work: Work) -> int:
-    """Operations of one forward pass over the batch, as the package counts them; pads count for nothing."""
+    """Return the FLOP of one forward pass over the batch, without padding."""
     encoder = config_of(family, size, work.max_length).encoder
     lengths = {length: work.lengths.count(length) for length in set(work.lengths)}
     return sum(
@@ -114,9 +114,9 @@ def model_flops(family: str, size: str, work: Work) -> int:
 
 
 def _absent_flops(encoder: EncoderConfig, length: int) -> int:
-    """What the package counts for relative positions beyond the table, which has 2 · span rows however long the text.
+    """Return the FLOP that `EncoderConfig.flops` counts for relative positions beyond the table of 2 · span rows.
 
-    Without this, the share of a DeBERTa of 16,384 tokens would look two and a half times as large as it is.
+    Without this correction, the share of DeBERTa at 16,384 tokens would be 2.5 times too large.
     """
     if encoder.relative is None:
         return 0
@@ -126,17 +126,17 @@ def _absent_flops(encoder: EncoderConfig, length: int) -> int:
 
 
 def ceiling(options: Namespace) -> float:
-    """Operations a second of a large product of bfloat16 matrices, the most that a model could reach."""
+    """Return the FLOP/s of a large bfloat16 matrix product, as the peak throughput."""
     width = 8192 if options.device == "cuda" else 512
     left, right = (torch.randn(width, width, device=options.device, dtype=torch.bfloat16) for _ in range(2))
-    often = Namespace(device=options.device, repeats=30, budget_seconds=0.5)
-    return 2 * width**3 / median_ms(lambda: torch.mm(left, right), often) * 1e3
+    timing = Namespace(device=options.device, repeats=30, budget_seconds=0.5)
+    return 2 * width**3 / median_ms(lambda: torch.mm(left, right), timing) * 1e3
 
 
 def median_ms(function: Callable[[], object], options: Namespace) -> float:
-    """The median time of some runs, in milliseconds, within the budget of a row."""
+    """Return the median time of several runs in milliseconds, within the time budget of a row."""
     budget = options.budget_seconds
-    function()  # compiles, tunes
+    function()  # compile and autotune
     _synchronise(options.device)
     begin = time.perf_counter()
     for _ in range(2):
@@ -145,7 +145,7 @@ def median_ms(function: Callable[[], object], options: Namespace) -> float:
         if time.perf_counter() - begin > budget:
             break
     if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()  # what tuning took is not what running takes
+        torch.cuda.reset_peak_memory_stats()  # exclude the memory of autotuning
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < min(3, options.repeats) or (

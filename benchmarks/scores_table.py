@@ -23,7 +23,7 @@ def tables(lines: Sequence[Line]) -> str:
     return "\n\n".join(found) or "no run is done yet"
 
 
-def chosen(lines: Sequence[Line]) -> list[Line]:
+def best_settings(lines: Sequence[Line]) -> list[Line]:
     """Of one model on one task: the lines, one for each seed, of the settings whose mean over seeds is best on dev."""
     groups: dict[str, dict[int, Line]] = {}
     for line in lines:
@@ -43,7 +43,7 @@ def _table(lines: Sequence[Line], train_rows: int | None, dev_rows: int | None, 
     notes = [_cut(train_rows, dev_rows, epochs)]
     for model in models:
         own = {task: [line for line in lines if (line["model"], line["task"]) == (model, task)] for task in tasks}
-        best = {task: chosen(found) for task, found in own.items() if found}
+        best = {task: best_settings(found) for task, found in own.items() if found}
         means = [_mean(group, TASKS[task].metrics[0]) for task, group in best.items()]
         mean = f"{statistics.fmean(means):.2f}" if len(best) == len(tasks) else "–"
         counts = sorted({len(group) for group in best.values()})

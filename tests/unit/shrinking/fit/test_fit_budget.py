@@ -1,4 +1,4 @@
-"""Budgets: what counts as kept, by how much something misses, what a budget must say."""
+"""Budgets: which limits are missed and by how much, and invalid budgets."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from bertsmith.shrinking.fit.candidates import pareto_front
 from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings, excess
 
 
-def test_what_is_not_limited_or_not_known_does_not_count() -> None:
+def test_unlimited_and_unknown_costs_are_ignored() -> None:
     budget = BudgetConfig(latency_ms=8.0)
     assert budget.misses(Costs(latency_ms=8.0, size_mb=1e9)) == []
     assert budget.misses(Costs(size_mb=1.0)) == []
 
 
-def test_each_miss_says_by_how_much() -> None:
+def test_misses_describe_their_excess() -> None:
     budget = BudgetConfig(latency_ms=8.0, size_mb=60.0, memory_mb=400.0, at_least=88.0)
     misses = budget.misses(Costs(latency_ms=12.0, size_mb=60.1, memory_mb=300.0, score=87.5))
     assert [miss.name for miss in misses] == ["latency", "size", "score"]
@@ -22,18 +22,18 @@ def test_each_miss_says_by_how_much() -> None:
     assert excess(misses) == pytest.approx(0.5)
 
 
-def test_slack_is_for_costs_and_not_for_the_score() -> None:
+def test_slack_applies_to_costs_but_not_to_the_score() -> None:
     budget = BudgetConfig(latency_ms=10.0, at_least=88.0)
     assert budget.misses(Costs(latency_ms=11.0, score=88.0), slack=0.2) == []
     assert [miss.name for miss in budget.misses(Costs(latency_ms=11.0, score=87.9), slack=0.2)] == ["score"]
 
 
-def test_a_value_that_is_no_number_keeps_nothing() -> None:
+def test_nan_misses_every_limit() -> None:
     budget = BudgetConfig(latency_ms=10.0, at_least=1.0)
     assert len(budget.misses(Costs(latency_ms=float("nan"), score=float("nan")))) == 2
 
 
-def test_a_budget_must_be_given() -> None:
+def test_empty_budget_raises() -> None:
     with pytest.raises(InputError, match=r"no budget is set.*--latency-ms"):
         BudgetConfig(threads=2).require_any()
     BudgetConfig(size_mb=3.0).require_any()
@@ -49,17 +49,17 @@ def test_a_budget_must_be_given() -> None:
         ({"latencyms": 3}, r"did you mean 'latency_ms'"),
     ],
 )
-def test_wrong_limits_are_named(budget: dict, sentence: str) -> None:
+def test_invalid_limits_raise(budget: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         FitSettings.parse({"model": "m", "data": "d", "budget": budget})
 
 
-def test_words_name_every_limit() -> None:
+def test_description_lists_every_limit() -> None:
     budget = BudgetConfig(latency_ms=8.0, lengths=(32, 128), batch=4, size_mb=60.0, at_least=88.0)
     assert budget.description == "p95 ≤ 8 ms at 32 and 128 tokens in batches of 4, size ≤ 60 MB, score ≥ 88"
 
 
-def test_the_front_has_what_nothing_else_beats() -> None:
+def test_pareto_front_has_only_undominated_points() -> None:
     points = [(5, 80.0), (1, 60.0), (2, 60.0), (3, 75.0), (4, 74.0), (5, 80.0), (9, 79.0)]
     assert pareto_front(points, lambda p: p[0], lambda p: p[1]) == [(1, 60.0), (3, 75.0), (5, 80.0)]
     assert pareto_front([], lambda p: p[0], lambda p: p[1]) == []

@@ -1,4 +1,4 @@
-"""The evolution among layers finds what trying everything finds."""
+"""The evolutionary search finds the brute-force optimum."""
 
 from itertools import product
 
@@ -17,13 +17,13 @@ def cost(subnet: Subnet) -> float:
 
 
 def score(subnet: Subnet) -> float:
-    """Layers matter more the later they are, except the third, which does harm."""
-    worth = (1.0, 2.0, -1.0, 4.0)
-    return sum(worth[index] * cut.heads**0.5 for index, cut in subnet.cuts(UNITS))
+    """Synthetic score: later layers matter more, except the third, which lowers the score."""
+    weights = (1.0, 2.0, -1.0, 4.0)
+    return sum(weights[index] * cut.heads**0.5 for index, cut in subnet.cuts(UNITS))
 
 
 @pytest.mark.parametrize("limit", [6.0, 9.0, 12.0, 20.0])
-def test_it_finds_the_best_of_all(limit: float) -> None:
+def test_evolution_finds_the_optimum(limit: float) -> None:
     space = Space.of(GRID, UNITS)
     genomes = [genome for genome in product(range(4), repeat=4) if space.is_allowed(genome)]
     every = [space.subnet(genome) for genome in genomes]
@@ -43,7 +43,7 @@ def test_it_finds_the_best_of_all(limit: float) -> None:
     assert len(scored) <= 16 + 8 * 8 < len(every)
 
 
-def test_a_seed_gives_the_same_search() -> None:
+def test_search_is_deterministic_for_a_seed() -> None:
     space = Space.of(GRID, UNITS)
 
     def run(seed: int) -> list[Subnet]:
@@ -53,12 +53,12 @@ def test_a_seed_gives_the_same_search() -> None:
     assert run(1) != run(2)
 
 
-def test_nothing_fits_nothing_is_found() -> None:
+def test_result_is_empty_if_nothing_fits() -> None:
     space = Space.of(GRID, UNITS)
     assert evolve(space, score, lambda _: False, known={Subnet(): 1.0}, config=SearchConfig()) == {}
 
 
-def test_a_genome_is_a_subnet_and_back() -> None:
+def test_genome_round_trip() -> None:
     space = Space.of(GRID, UNITS)
     assert [len(cuts) for cuts in space.cuts] == [3] * 4
     assert space.min_layers == 2

@@ -1,4 +1,4 @@
-"""Timing artefacts: in this process with a clock of our own, and in a fresh one as a search does it."""
+"""Timing artefacts: in this process with a fake clock, and in a fresh process as a search does."""
 
 import itertools
 import subprocess
@@ -35,8 +35,8 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_percentiles_are_those_of_the_clock(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading of the clock is later than the last by one more thousandth, so every duration is known."""
+def test_percentiles_of_a_fake_clock(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each duration is one millisecond longer than the last."""
     readings = itertools.accumulate(itertools.count(1), lambda total, step: total + step / 1000, initial=0.0)
     monkeypatch.setattr(worker.time, "perf_counter", lambda: next(readings))
     job = Job(folders=(str(artefact),), runs=24, seconds=1e9, workloads=CONDITIONS.workloads[:1])
@@ -47,32 +47,32 @@ def test_percentiles_are_those_of_the_clock(artefact: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_inputs_are_as_long_and_as_many_as_asked(artefact: Path, layout: str) -> None:
+def test_inputs_have_the_lengths_and_batch_size_of_the_job(artefact: Path, layout: str) -> None:
     job = Job.parse({"folders": [], "runs": 1, "seconds": 1, **CONDITIONS.plain(), "layout": layout})
     runner = worker.open_runner(artefact)
-    made = worker.inputs(runner, CONDITIONS.workloads[1], job)
-    assert [laid.lengths().tolist() for _, laid, _ in made] == [[3, 3], [12, 12]]
-    assert all(laid.is_packed == (layout == "packed") for _, laid, _ in made)
+    batches = worker.inputs(runner, CONDITIONS.workloads[1], job)
+    assert [found.lengths().tolist() for _, found, _ in batches] == [[3, 3], [12, 12]]
+    assert all(found.is_packed == (layout == "packed") for _, found, _ in batches)
     again = worker.inputs(runner, CONDITIONS.workloads[1], job)
-    assert all(np.array_equal(one[0], other[0]) for one, other in zip(made, again, strict=True))
-    assert all(int(tokens.max()) < runner.config.encoder.vocabulary for tokens, _, _ in made)
+    assert all(np.array_equal(one[0], other[0]) for one, other in zip(batches, again, strict=True))
+    assert all(int(tokens.max()) < runner.config.encoder.vocabulary for tokens, _, _ in batches)
 
 
-def test_a_fresh_process_times_several_artefacts(artefact: Path) -> None:
+def test_fresh_process_times_several_artefacts(artefact: Path) -> None:
     timing = in_fresh_process([artefact, artefact], CONDITIONS, runs=20, seconds=0.1)
     assert [sorted(found) for found in timing.latencies] == [["8", "data"]] * 2
     assert all(0 < found["p50"] <= found["p95"] for both in timing.latencies for found in both.values())
     assert timing.memory_mb > timing.memory_of_model_mb >= 0
 
 
-def test_a_process_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_process_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "Traceback …\nValueError: the folder does not exist\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(InputError, match=r"measuring 'missing' failed: ValueError: the folder does not exist"):
         in_fresh_process([tmp_path / "missing"], CONDITIONS, runs=1, seconds=1)
 
 
-def test_the_machine_has_a_name() -> None:
+def test_fingerprint_of_the_machine() -> None:
     machine = fingerprint()
     assert machine["processor"]
     assert machine["cores"] == usable_cores() >= 1

@@ -1,4 +1,4 @@
-"""Measurements stay, whatever ends the process that made them."""
+"""Measurements survive crashes and are reused."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def refuse() -> dict:
     raise AssertionError("measured again")
 
 
-def test_a_measurement_is_made_once(tmp_path: Path) -> None:
+def test_each_key_is_measured_once(tmp_path: Path) -> None:
     file, copy = tmp_path / MEASUREMENTS, tmp_path / "cache" / MEASUREMENTS
     first = Measurements(file, copies=[copy])
     key = {"engine": "torch", "subnet": {"width": 0.5}}
@@ -25,14 +25,14 @@ def test_a_measurement_is_made_once(tmp_path: Path) -> None:
     assert Measurements(file).get({**key, "engine": "other"}) is None
 
 
-@pytest.mark.parametrize("kept", range(1, 40, 6))
-def test_a_line_that_was_cut_off_costs_one_measurement(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("length", range(1, 40, 6))
+def test_truncated_line_loses_only_one_measurement(tmp_path: Path, length: int) -> None:
     file = tmp_path / MEASUREMENTS
     store = Measurements(file)
     store.get_or_measure({"number": 1}, lambda: {"value": 1})
     whole = file.read_bytes()
     store.get_or_measure({"number": 2}, lambda: {"value": 2})
-    file.write_bytes(whole + file.read_bytes()[len(whole) :][:kept])
+    file.write_bytes(whole + file.read_bytes()[len(whole) :][:length])
     again = Measurements(file)
     assert again.get({"number": 1}) == {"value": 1}
     assert again.get({"number": 2}) is None
@@ -41,18 +41,18 @@ def test_a_line_that_was_cut_off_costs_one_measurement(tmp_path: Path, kept: int
     assert Measurements(file).get({"number": 1}) == {"value": 1}
 
 
-def test_the_cache_lies_where_the_system_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_file_respects_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_file() == tmp_path / "bertsmith" / MEASUREMENTS
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+def test_unwritable_cache_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     store = Measurements(tmp_path / MEASUREMENTS, copies=[tmp_path / "taken" / MEASUREMENTS])
     assert store.get_or_measure({"number": 1}, lambda: {"value": 1}) == {"value": 1}
 
 
-def test_earlier_measurements_must_be_there(tmp_path: Path) -> None:
+def test_missing_measurements_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no measurements\.jsonl"):
         earlier_file(tmp_path)
     (tmp_path / MEASUREMENTS).touch()

@@ -1,4 +1,4 @@
-"""The table of layers: what it tells of networks that were not measured."""
+"""The latency table: estimates for networks that were not measured."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def true_cost(stack: tuple[LayerShape, ...]) -> float:
     return 2.5 + sum(COSTS[kind] for kind in stack)
 
 
-def test_a_sum_of_layers_is_found_again() -> None:
+def test_additive_costs_are_recovered() -> None:
     stacks = table_stacks([WIDE, NARROW, MIDDLE, NARROW])
     assert sorted({kind for stack in stacks for kind in stack}) == [NARROW, MIDDLE, WIDE]
     table = CostTable.of(stacks, [true_cost(stack) for stack in stacks])
@@ -32,13 +32,13 @@ def test_a_sum_of_layers_is_found_again() -> None:
     assert table.estimate(mixed) == pytest.approx(true_cost(mixed))
 
 
-def test_no_layer_costs_less_than_nothing() -> None:
+def test_layer_costs_are_not_negative() -> None:
     stacks = table_stacks([NARROW, WIDE])
-    table = CostTable.of(stacks, [3.0, 2.0, 2.9, 2.0])  # noise: three layers quicker than one
+    table = CostTable.of(stacks, [3.0, 2.0, 2.9, 2.0])  # noise: three layers faster than one
     assert min(table.constant, *table.layers.values()) >= 0
 
 
-def test_the_tail_and_the_slowest_length_count() -> None:
+def test_estimate_uses_the_tail_and_the_slowest_length() -> None:
     stacks = table_stacks([WIDE])
     found = [
         {name: {"p50": factor * true_cost(stack), "p95": 1.5 * factor * true_cost(stack)} for name, factor in scales}
@@ -52,7 +52,7 @@ def test_the_tail_and_the_slowest_length_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "convbert-small", "albert-base"])
-def test_a_stack_of_kinds_is_the_extracted_network(name: str) -> None:
+def test_stack_config_equals_the_extracted_network(name: str) -> None:
     config = bertsmith.preset(name, vocabulary=50, width=32, heads=4, layers=3, max_length=32)
     model = bertsmith.build(config, seed=0)
     for subnet in (Subnet(layers=(0, 2), heads=(1, 2)), Subnet(width=0.5)):
@@ -60,7 +60,7 @@ def test_a_stack_of_kinds_is_the_extracted_network(name: str) -> None:
         assert stack_config(config, shapes) == extract(model, subnet).config
 
 
-def test_layers_that_are_alike_are_measured_once() -> None:
+def test_equal_layers_share_a_table_entry() -> None:
     config = bertsmith.preset("bert-tiny", vocabulary=50, width=32, heads=4, layers=3, max_length=32)
     assert first_alike(config.encoder) == (0, 0, 0)
     other = config.encoder.layers[0].changed(dropout=0.5)

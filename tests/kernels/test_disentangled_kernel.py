@@ -185,7 +185,7 @@ def test_the_compiler_sees_one_operator() -> None:
 def test_what_it_does_not_take() -> None:
     layout, (slots, rows) = packed_layout([3]).to(DEVICE), SMALL["log"]
     query, table, slots = numbers(3, 2, 24).float(), numbers(rows, 2, 24).float(), slots.to(DEVICE)
-    with pytest.raises(InputError, match="the head width is 24 and the kernel takes 16, 32, 64, 128"):
+    with pytest.raises(InputError, match="the head width is 24, but the kernel supports 16, 32, 64, 128"):
         disentangled(*[query] * 3, table, table, layout, RelativePositions(slots, slots), backend="triton")
     relative = RelativePositions(slots, slots, torch.zeros(3, dtype=torch.long, device=DEVICE))
     query, table = query[..., :16], table[..., :16]

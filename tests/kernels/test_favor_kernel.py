@@ -231,10 +231,10 @@ def test_what_the_kernel_cannot_is_said() -> None:
         return fused.unsupported(FavorInputs(*tensors[:2], value, layout, layout, features=features))
 
     assert reason() is None
-    assert "feature_map is 'elu' and the kernel knows exponential maps and relu" in str(reason("elu"))
-    assert "the head width is 24 and the kernel takes 16, 32, 64, 128" in str(reason(width=24, value_width=24))
-    assert "the head width of value, 32, differs from that of key, 16" in str(reason(value_width=32))
-    assert "there are 514 features and the kernel takes 1 to 512" in str(reason("hyperbolic", count=257))
+    assert "feature_map is 'elu', but the kernel supports exponential maps and relu" in str(reason("elu"))
+    assert "the head width is 24, but the kernel supports 16, 32, 64, 128" in str(reason(width=24, value_width=24))
+    assert "values have head width 32 and keys 16, but must have the same" in str(reason(value_width=32))
+    assert "there are 514 features, but the kernel supports 1 to 512" in str(reason("hyperbolic", count=257))
     doubles = [torch.zeros(1, 2, 1, 16, dtype=torch.float64, device=DEVICE) for _ in range(3)]
     features = RandomFeatures(torch.zeros(4, 16, device=DEVICE))
     with pytest.raises(InputError, match=r"backend 'triton' cannot compute this: the tensors are torch\.float64"):

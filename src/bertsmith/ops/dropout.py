@@ -40,6 +40,6 @@ def draw_mask(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
     return levels < threshold - _LEVELS // 2, _LEVELS / (_LEVELS - threshold)
 
 
-def fresh_seed(device: torch.device) -> Tensor:
+def new_seed(device: torch.device) -> Tensor:
     """Draw a kernel's seed from PyTorch's generator on the device, without synchronisation: (1,), int32."""
     return torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=device)

@@ -118,16 +118,16 @@ def test_what_it_cannot_do_is_said() -> None:
     (query, key, value), layout = call([5, 4], "packed")
     slots = SLOTS["buckets"]
     rows = tables(slots, (True, True))
-    with pytest.raises(InputError, match="there is dropout"):
+    with pytest.raises(InputError, match="dropout is not 0"):
         disentangled(query, key, value, *rows, layout, relative(slots), dropout=0.1, backend="blocks")
-    with pytest.raises(InputError, match="there is no term of positions"):
+    with pytest.raises(InputError, match="there are no position terms"):
         disentangled(query, key, value, None, None, layout, None, backend="blocks")
-    with pytest.raises(InputError, match="gradients are asked for"):
+    with pytest.raises(InputError, match="gradients are required"):
         disentangled(query.requires_grad_(), key, value, *rows, layout, relative(slots), backend="blocks")
     other = SequenceLayout.packed(torch.tensor([0, 5, 9]).int(), 5)
-    with pytest.raises(InputError, match="places or keys of their own"):
+    with pytest.raises(InputError, match="query_positions are set"):
         disentangled(query, key, value, *rows, layout, relative(slots), key_layout=other, backend="blocks")
-    with pytest.raises(InputError, match="dropout, whose draws would not be those of a padded batch"):
+    with pytest.raises(InputError, match="its random numbers would differ from those of a padded batch"):
         disentangled(query, key, value, *rows, layout, relative(slots), dropout=0.1, backend="grouped")
     (query, key, value), layout = call([5, 4], "padded")
     with pytest.raises(InputError, match="the sequences are not packed"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
 from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor, favor_map
-from bertsmith.ops.favor.features import bare, project
+from bertsmith.ops.favor.features import project, without_epsilon
 
 HEAD_WIDTH = 16
 
@@ -27,7 +27,7 @@ def estimates(feature_map: str, x: Tensor, y: Tensor, matrices: Tensor) -> Tenso
     # a draw's copies of its rows stand together
     rows = rows.unflatten(0, (-1, draws, features)).transpose(0, 1).reshape(draws, -1, head_width)
     zero = torch.zeros((), dtype=torch.float64)
-    left, right = (bare(project(vector.expand(draws, 1, -1), rows, rule), zero) for vector in (x, y))
+    left, right = (without_epsilon(project(vector.expand(draws, 1, -1), rows, rule), zero) for vector in (x, y))
     halves = 2 if feature_map == "hyperbolic" else 1  # h(x) = exp(−‖x‖²/2)/√2
     return (left * right).sum((-2, -1)) / (features * halves)
 

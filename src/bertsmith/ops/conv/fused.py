@@ -6,7 +6,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, kernel_extent
-from bertsmith.ops.dropout import fresh_seed
+from bertsmith.ops.dropout import new_seed
 from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 MAX_KERNEL_SIZE = 31
@@ -56,7 +56,7 @@ def light_conv(inputs: LightConvInputs) -> Tensor:
     before, _ = kernel_extent(scores.shape[-1], inputs.is_causal)
     seed = None
     if inputs.dropout > 0:
-        seed = fresh_seed(value.device)
+        seed = new_seed(value.device)
     mixed, _ = _light_conv(
         value,
         _last_axis_contiguous(scores),

@@ -1,6 +1,6 @@
 """Lightweight convolution with one forward and one backward kernel: a program computes a block of tokens of one head.
 
-Nothing is unfolded: each tap reads the block again, shifted, mostly from the L1 cache. The softmax over the taps is
+Taps are not unfolded: each reads the block again, shifted, mostly from the L1 cache. The softmax over the taps is
 never stored. Its log normaliser is, one float32 per token and head, so that the backward pass gets the weight of any
 neighbour as exp(score − normaliser). The backward pass gathers as well and needs no atomics.
 """

@@ -111,7 +111,7 @@ def kernel_map(weights: Tensor, layout: SequenceLayout, is_causal: bool, legacy_
 
 
 def _outside(layout: SequenceLayout, legacy_padding: bool) -> Tensor | None:
-    """Return the mask of positions outside every sequence, (batch, max_length); None if there are none."""
+    """Return the mask of positions outside every sequence, (batch, max_length); None without padding."""
     if layout.starts is not None:
         return torch.arange(layout.max_length, device=layout.starts.device) >= layout.lengths()[:, None]
     return None if layout.is_token is None or legacy_padding else ~layout.is_token

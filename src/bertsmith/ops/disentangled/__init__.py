@@ -42,13 +42,13 @@ def disentangled(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """softmax(content·content + content·position + position·content)V over each query's own sequence, like `query`.
+    """Return softmax(content·content + content·position + position·content)V, in the shape of `query`.
 
-    The score of query i and key j is (Qᵢ·Kⱼ + Qᵢ·PKᵣ + Kⱼ·PQᵣ) / √(head_width · terms), r the row of the relative table
-    for i − j. A None for position_key or position_query leaves that term out; without both there is no need of
-    `relative`.
-    Shape: query (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; key and value so in
-    `key_layout` (None: the queries' layout); position_key, position_query (rows, heads, head_width).
+    The score of query i and key j is (Qᵢ·Kⱼ + Qᵢ·PKᵣ + Kⱼ·PQᵣ) / √(head_width · terms), where r is the row of the
+    relative table for i − j. None for position_key or position_query omits that term; without both, `relative` is not
+    needed.
+    Shape: query (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; key and value likewise
+    in `key_layout` (None for the queries' layout); position_key, position_query (rows, heads, head_width).
     """
     inputs = DisentangledInputs(
         query,
@@ -76,9 +76,9 @@ def disentangled_terms(
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
 ) -> dict[str, Tensor]:
-    """The probabilities ("attention") and the scaled terms of the scores, by name; rows are queries, pads get 0.
+    """Return the probabilities ("attention") and the scaled terms of the scores by name, 0 at padding.
 
-    Shape: each (batch, heads, the queries' longest, the keys' longest).
+    Shape: each (batch, heads, queries, keys).
     """
     inputs = DisentangledInputs(
         query,
@@ -105,9 +105,9 @@ def disentangled_scores(
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """The sum of the terms, of which the softmax is taken: (batch, heads, the queries' longest, the keys' longest).
+    """Return the scores before the softmax: (batch, heads, queries, keys).
 
-    Rows are queries; -inf where one does not look, and in every row and column of a pad.
+    Masked pairs, and rows and columns of padding, are -inf.
     """
     inputs = DisentangledInputs(
         query,

@@ -1,8 +1,8 @@
-"""Disentangled attention for inference on a CPU: one sequence after the other, its positions by blocks of tokens.
+"""Disentangled attention for inference on a CPU: sequence by sequence, with position scores by blocks of tokens.
 
-Every offset has a column of its own, so a map by offsets becomes one by keys when it is read along its diagonals: a
-view. A block of tokens meets few more offsets than there are keys, so that little is computed in vain; what one
-sequence needs stays in the cache, and no index of pairs is made.
+Products with one column per offset become scores by key when they are read along diagonals, which is a view. A block of
+tokens has few more offsets than keys, so little work is wasted; the data of one sequence stays in the cache, and no
+index of pairs is built.
 """
 
 from collections.abc import Iterator
@@ -13,33 +13,33 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 
-_BLOCK = 64  # tokens whose offsets are computed together; twice as many took a tenth longer
-_SHORT = 64  # tokens below which sequences are better taken all at once
+_BLOCK = 64  # tokens per block; 128 took a tenth longer
+_MIN_LENGTH = 64  # shorter sequences are faster in one batch
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
     if inputs.query.device.type != "cpu":
-        return f"the tensors are on {inputs.query.device.type} and this backend is for the CPU"
+        return f"the tensors are on {inputs.query.device.type}, but this backend is for the CPU"
     if inputs.position_key is None and inputs.position_query is None:
-        return "there is no term of positions"
+        return "there are no position terms"
     if inputs.query_positions is not None or inputs.key_layout is not inputs.layout:
-        return "the queries have places or keys of their own"
+        return "query_positions are set, or key_layout differs from the queries' layout"
     if torch.compiler.is_compiling():
-        return "the lengths decide on the shapes, which compiled code cannot have"
+        return "shapes depend on the lengths, which compiled code does not support"
     if inputs.dropout > 0.0:
-        return "there is dropout, and this backend is for inference"
+        return "dropout is not 0, but this backend is for inference"
     tensors = (inputs.query, inputs.key, inputs.value, inputs.position_key, inputs.position_query)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return "gradients are asked for, and this backend is for inference"
+        return "gradients are required, but this backend is for inference"
     return None
 
 
 def preferred(inputs: DisentangledInputs) -> bool:
-    return inputs.layout.batch == 1 or inputs.layout.max_length >= _SHORT
+    return inputs.layout.batch == 1 or inputs.layout.max_length >= _MIN_LENGTH
 
 
 def disentangled(inputs: DisentangledInputs) -> Tensor:
-    """The attention output, in the shape and dtype of the query; 0 at pads."""
+    """Return the attention output in the shape and dtype of the query; 0 at padding."""
     with torch.autocast("cpu", enabled=False):
         rows, layout = inputs.widened(), inputs.layout
         query, key, value = rows.query, rows.key, rows.value
@@ -70,19 +70,19 @@ def _one(
     scale: float,
     is_causal: bool,
 ) -> Tensor:
-    """The output of one sequence: (heads, length, …) -> (heads, length, value_width)."""
+    """Return the output of one sequence: (heads, length, …) -> (heads, length, value_width)."""
     bias = _bias(query * scale, key * scale, position_key, position_query)
     if is_causal:
         future = torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1)
         bias.masked_fill_(future, torch.finfo(bias.dtype).min)
-    found = scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=bias[None], scale=scale)
-    return found[0]
+    mixed = scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=bias[None], scale=scale)
+    return mixed[0]
 
 
 def _by_offset(rows: DisentangledInputs, max_length: int) -> tuple[Tensor | None, Tensor | None]:
-    """A column of each table for every offset: the keys' from longest − 1 down to 1 − longest, the queries' up.
+    """Return each table with one column per offset: of keys from max_length − 1 to 1 − max_length, of queries reversed.
 
-    Shape: each (heads, head_width, 2 · longest − 1).
+    Shape: each (heads, head_width, 2 · max_length − 1).
     """
     row = rows.row_of(torch.arange(1 - max_length, max_length))
     key, query = rows.position_key, rows.position_query
@@ -93,7 +93,7 @@ def _by_offset(rows: DisentangledInputs, max_length: int) -> tuple[Tensor | None
 
 
 def _bias(query: Tensor, key: Tensor, position_key: Tensor | None, position_query: Tensor | None) -> Tensor:
-    """The position terms of the scores of one sequence, (heads, length, length).
+    """Return the position terms of the scores of one sequence, (heads, length, length).
 
     Shape: query, key (heads, length, head_width), scaled; the tables (heads, head_width, 2 · length − 1).
     """
@@ -110,14 +110,14 @@ def _bias(query: Tensor, key: Tensor, position_key: Tensor | None, position_quer
 
 
 def _blocks(length: int) -> Iterator[tuple[slice, slice]]:
-    """Stretches of tokens, and the columns of the offsets that each can meet."""
+    """Yield blocks of tokens and the columns of their possible offsets."""
     for first in range(0, length, _BLOCK):
         last = min(length, first + _BLOCK)
         yield slice(first, last), slice(length - last, 2 * length - 1 - first)
 
 
 def _diagonals(by_offset: Tensor, width: int) -> Tensor:
-    """by_offset[…, i, tokens − 1 − i + j] at […, i, j], as a view.
+    """Return by_offset[…, i, tokens − 1 − i + j] at […, i, j], as a view.
 
     Shape: (heads, tokens, tokens + width − 1) -> (heads, tokens, width).
     """

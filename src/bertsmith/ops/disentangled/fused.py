@@ -1,15 +1,15 @@
-"""Disentangled attention by Triton kernels: packed and padded, both directions of the gradient, dropout inside."""
+"""Disentangled attention by Triton kernels: packed and padded, forward and backward, with dropout."""
 
 import torch
 from torch import Tensor
 
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.disentangled.reference import DisentangledInputs
-from bertsmith.ops.dropout import fresh_seed
+from bertsmith.ops.dropout import new_seed
 from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 HEAD_WIDTHS = (16, 32, 64, 128)
-BAND = 2048  # more columns than the buffer of any relative table in use has
+BAND = 2048  # upper bound of the buffer columns for all published relative tables
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
@@ -18,14 +18,14 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
         return reason
     width = inputs.query.shape[-1]
     if width not in HEAD_WIDTHS:
-        return f"the head width is {width} and the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
+        return f"the head width is {width}, but the kernel supports {', '.join(map(str, HEAD_WIDTHS))}"
     if inputs.value.shape[-1] != width:
-        return f"the head width of value, {inputs.value.shape[-1]}, differs from that of key, {width}"
+        return f"values have head width {inputs.value.shape[-1]} and keys {width}, but must have the same"
     if inputs.query_positions is not None and not (inputs.relative and inputs.relative.are_distinct):
-        return "queries have places of their own that are not known to be distinct places of keys"
+        return "query_positions are set, but not known to be distinct positions of keys (are_distinct)"
     max_length, heads = max(inputs.layout.max_length, inputs.key_layout.max_length), inputs.query.shape[-2]
     if max_length * heads * min(max_length, BAND) >= 2**31:
-        return f"a sequence may have {max_length} tokens, and places in it are numbers of 32 bits"
+        return f"sequences of {max_length} tokens need indices of more than 32 bits"
     if inputs.layout.max_length == 0 or inputs.key_layout.max_length == 0:
         return "all sequences are empty"
     return None
@@ -36,9 +36,9 @@ def preferred(inputs: DisentangledInputs) -> bool:
 
 
 def disentangled(inputs: DisentangledInputs) -> Tensor:
-    """The attention output, in the shape and dtype of the query; 0 at pads."""
+    """Return the attention output in the shape and dtype of the query; 0 at padding."""
     query, dtype = to_rows(inputs.query, inputs.layout), inputs.query.dtype
-    key, value = (to_rows(states, inputs.key_layout).to(dtype) for states in (inputs.key, inputs.value))
+    key, value = (to_rows(tensor, inputs.key_layout).to(dtype) for tensor in (inputs.key, inputs.value))
     spans = SequenceRows.of(inputs.layout, query.device)
     key_spans = spans if inputs.key_layout is inputs.layout else SequenceRows.of(inputs.key_layout, query.device)
     tables = [
@@ -57,7 +57,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         key_spans.first,
         key_spans.length,
         None if positions is None else positions.flatten(),
-        fresh_seed(query.device) if inputs.dropout else None,
+        new_seed(query.device) if inputs.dropout else None,
         spans.max_length,
         key_spans.max_length,
         inputs.scale,
@@ -68,11 +68,11 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     return from_rows(mixed, inputs.layout)
 
 
-def _by_head(states: Tensor) -> Tensor:
-    """The states with heads and widths in one run of memory; rows may be apart, as those of a joint projection are."""
-    _, heads, width = states.shape
-    is_laid = states.stride(2) == 1 and (states.stride(1) == width or heads == 1)
-    return states if is_laid else states.contiguous()
+def _by_head(tensor: Tensor) -> Tensor:
+    """Make the last two axes contiguous; rows may have any stride, as slices of a joint projection have."""
+    _, heads, width = tensor.shape
+    is_contiguous = tensor.stride(2) == 1 and (tensor.stride(1) == width or heads == 1)
+    return tensor if is_contiguous else tensor.contiguous()
 
 
 def _forward(
@@ -93,14 +93,14 @@ def _forward(
     scale: float,
     dropout: float,
     is_causal: bool,
-    has_pads: bool,
+    has_padding: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.forward import forward
     from bertsmith.ops.disentangled.kernels.launch import Launch
 
     launch = Launch(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, positions, seed,
-        max_length, max_key_length, scale, dropout, is_causal, has_pads,
+        max_length, max_key_length, scale, dropout, is_causal, has_padding,
     )  # fmt: skip
     return forward(launch)
 
@@ -122,18 +122,18 @@ def _fake_forward(
     max_key_length: int,
     *_: object,
 ) -> tuple[Tensor, ...]:
-    from bertsmith.ops.disentangled.kernels.plan import are_kept, buffers
+    from bertsmith.ops.disentangled.kernels.plan import are_saved, buffers
 
-    held = buffers(
+    by_side = buffers(
         max_length, max_key_length, 0 if slots is None else slots.shape[0] // 2, has_positions=positions is not None
     )
-    kept = [
-        states.new_empty(*states.shape[:2], buffer.columns)
-        if table is not None and are_kept(*held)
+    scores = [
+        tensor.new_empty(*tensor.shape[:2], buffer.columns)
+        if table is not None and are_saved(*by_side)
         else query.new_empty(0)
-        for states, table, buffer in zip((query, key), (position_key, position_query), held, strict=True)
+        for tensor, table, buffer in zip((query, key), (position_key, position_query), by_side, strict=True)
     ]
-    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32), *kept
+    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32), *scores
 
 
 def _backward(
@@ -159,14 +159,14 @@ def _backward(
     scale: float,
     dropout: float,
     is_causal: bool,
-    has_pads: bool,
+    has_padding: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.backward import backward
     from bertsmith.ops.disentangled.kernels.launch import Launch
 
     launch = Launch(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, positions, seed,
-        max_length, max_key_length, scale, dropout, is_causal, has_pads,
+        max_length, max_key_length, scale, dropout, is_causal, has_padding,
     )  # fmt: skip
     return backward(launch, upstream.contiguous(), mixed, log_mass, by_query, by_key)
 

@@ -1,4 +1,4 @@
-"""Which row of a relative table belongs to which distance, as lists made once on the host."""
+"""The row of a relative position table for every offset, computed once on the CPU."""
 
 from dataclasses import dataclass
 
@@ -8,33 +8,32 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """The relative table of one call and the row for every distance.
+    """A relative position table and the row of every offset.
 
-    Shape: vectors (rows, width); slots (2·reach + 1,), long: the row for each offset query − key from −reach to reach,
-    offsets beyond being clamped; query_positions in the queries' layout: their places in their own sequences, None for
-    0, 1, 2, ….
+    Shape: vectors (rows, width); slots (2·reach + 1,), long: the row of each offset query − key from −reach to reach;
+    offsets beyond are clamped; query_positions in the queries' layout, None for 0, 1, 2, ….
     """
 
     vectors: Tensor
     slots: Tensor
     query_positions: Tensor | None = None
     are_distinct: bool = False
-    """No two queries of a sequence stand at one place, and all stand at places of keys: kernels rely on it."""
+    """Queries of a sequence have distinct positions, all of which are positions of keys; kernels rely on it."""
 
 
 def linear_slots(span: int) -> Tensor:
-    """One row for every offset below the span (He et al. 2021, eq. 3): (2·span + 1,), of 2·span rows."""
+    """Return one row per offset below the span (He et al. 2021, eq. 3): (2·span + 1,), indices of 2·span rows."""
     return torch.arange(-span, span + 1).add(span).clamp(max=2 * span - 1)
 
 
 def bucket_slots(buckets: int, max_distance: int, *, clamps_distance: bool) -> Tensor:
-    """One row for every near offset, logarithmically wider buckets for the others, of 2·buckets rows.
+    """Return one row per near offset and logarithmic buckets for the others, indices of 2·buckets rows.
 
-    Offsets up to buckets / 2 have a row each; the distance farthest − 1 has the last one. From `farthest` on they all
-    share the rows of ±(farthest − 1) if the distance is clamped, as in the official code; if not, as in Hugging Face's,
-    the bucket number runs on and is clamped to the table: the negative side then ends on row 0.
+    Offsets up to buckets / 2 have a row each; the distance max_distance − 1 has the last one. With `clamps_distance`,
+    as in the official code, distances from max_distance on use the rows of ±(max_distance − 1); without it, as in
+    Hugging Face's code, the bucket number is clamped to the table instead, so the negative side ends on row 0.
     """
-    # the ends of the list stand for everything beyond
+    # the ends of the list serve all offsets beyond
     reach = max_distance - 1 if clamps_distance else max_distance
     near = buckets // 2
     positive = [*range(near + 1), *_far_buckets(near, max_distance, reach)]
@@ -43,13 +42,13 @@ def bucket_slots(buckets: int, max_distance: int, *, clamps_distance: bool) -> T
 
 
 def _far_buckets(near: int, max_distance: int, reach: int) -> list[int]:
-    """near + ⌈ln(t/near) / ln((farthest − 1)/near) · (near − 1)⌉ for t from near + 1 to reach.
+    """Return near + ⌈ln(t/near) / ln((max_distance − 1)/near) · (near − 1)⌉ for t from near + 1 to reach.
 
-    In whole numbers, because a rounding error at the edge of a bucket would take another row: the ceiling is the least
-    n with ((farthest − 1)/near)ⁿ ≥ (t/near)^(near − 1).
+    In integers, because a rounding error at the edge of a bucket would select another row: the ceiling is the least n
+    with ((max_distance − 1)/near)ⁿ ≥ (t/near)^(near − 1).
     """
     buckets, n = [], 0
-    left = near ** (near - 1)  # (farthest − 1)ⁿ · near^(near − 1)
+    left = near ** (near - 1)  # (max_distance − 1)ⁿ · near^(near − 1)
     right = 1  # nearⁿ
     for distance in range(near + 1, reach + 1):
         power = distance ** (near - 1)

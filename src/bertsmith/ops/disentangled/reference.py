@@ -1,4 +1,4 @@
-"""Inputs of disentangled attention and its reference, against which the fast implementations are tested."""
+"""Inputs and reference of disentangled attention; fast implementations are tested against it."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -12,7 +12,7 @@ from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
 
 @dataclass(frozen=True, kw_only=True)
 class DisentangledInputs(QueryKeyValueInputs):
-    """One call of disentangled attention.
+    """Inputs of disentangled attention.
 
     Shape: position_key and position_query (rows, heads, head_width).
     """
@@ -24,13 +24,13 @@ class DisentangledInputs(QueryKeyValueInputs):
 
     @property
     def scale(self) -> float:
-        """1/√(head_width · terms): each term adds as much variance as the first."""
+        """1/√(head_width · terms), because every term adds the same variance."""
         terms = 1 + (self.position_key is not None) + (self.position_query is not None)
         return (self.query.shape[-1] * terms) ** -0.5
 
     @property
     def query_positions(self) -> Tensor | None:
-        """The places of the queries; None for 0, 1, 2, …."""
+        """The positions of the queries; None for 0, 1, 2, …."""
         return None if self.relative is None else self.relative.query_positions
 
     @property
@@ -45,7 +45,7 @@ class DisentangledInputs(QueryKeyValueInputs):
         return replace(padded, relative=replace(self.relative, query_positions=positions))
 
     def widened(self) -> Self:
-        """The same call in float32 at least: in half precision the sum of scores loses digits."""
+        """Return the inputs at least in float32, because sums of scores are inaccurate in half precision."""
         wide = torch.promote_types(self.query.dtype, torch.float32)
         return replace(
             self,
@@ -57,7 +57,7 @@ class DisentangledInputs(QueryKeyValueInputs):
         )
 
     def allowed(self) -> Tensor | None:
-        """Which keys a query may look at, (batch or 1, 1, queries, keys) or with an axis of 1; padded calls only."""
+        """Return the attention mask, broadcastable to (batch, 1, queries, keys); padded inputs only."""
         allowed = None if self.key_layout.is_token is None else self.key_layout.is_token[:, None, None, :]
         if self.is_causal:
             future = self.offsets()[:, None] < 0
@@ -65,14 +65,14 @@ class DisentangledInputs(QueryKeyValueInputs):
         return allowed
 
     def offsets(self) -> Tensor:
-        """Query place − key place for every pair, (batch or 1, queries, keys); padded calls only."""
+        """Return query position − key position of every pair, (batch or 1, queries, keys); padded inputs only."""
         keys = torch.arange(self.key_layout.max_length, device=self.query.device)
         if self.query_positions is None:
             return torch.arange(self.layout.max_length, device=self.query.device)[None, :, None] - keys
         return self.query_positions[..., None] - keys
 
     def row_of(self, offsets: Tensor) -> Tensor:
-        """The row of the relative table for each offset."""
+        """Return the row of the relative table for each offset."""
         assert self.relative is not None, "position terms need relative positions"
         slots = self.relative.slots
         reach = slots.shape[0] // 2
@@ -85,7 +85,7 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
 
 @through_padding
 def disentangled(inputs: DisentangledInputs) -> Tensor:
-    """The attention output, in the shape and dtype of the query."""
+    """Return the attention output in the shape and dtype of the query."""
     with torch.autocast(inputs.query.device.type, enabled=False):
         rows = inputs.widened()
         weights = torch.dropout(_probabilities(rows), inputs.dropout, train=inputs.dropout > 0)
@@ -94,7 +94,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
 
 
 def terms(inputs: DisentangledInputs) -> dict[str, Tensor]:
-    """The probabilities and the scaled terms of the scores, each (batch, heads, queries, keys), 0 at pads."""
+    """Return the probabilities and the scaled terms of the scores, each (batch, heads, queries, keys), 0 at padding."""
     with torch.autocast(inputs.query.device.type, enabled=False):
         rows = inputs.padded().widened()
         maps = {"attention": _probabilities(rows), **_terms(rows)}
@@ -103,13 +103,13 @@ def terms(inputs: DisentangledInputs) -> dict[str, Tensor]:
 
 
 def scores(inputs: DisentangledInputs) -> Tensor:
-    """The sum of the scaled terms, (batch, heads, queries, keys), -inf where a query does not look, and at pads."""
+    """Return the sum of the scaled terms, (batch, heads, queries, keys), -inf at masked pairs and at padding."""
     with torch.autocast(inputs.query.device.type, enabled=False):
         rows = inputs.padded().widened()
-        found = torch.stack(list(_terms(rows).values())).sum(0)
+        total = torch.stack(list(_terms(rows).values())).sum(0)
         for allowed in (rows.allowed(), _real_queries(rows)):
-            found = found if allowed is None else found.masked_fill(~allowed, -torch.inf)
-        return found
+            total = total if allowed is None else total.masked_fill(~allowed, -torch.inf)
+        return total
 
 
 def _real_queries(rows: DisentangledInputs) -> Tensor | None:
@@ -118,28 +118,28 @@ def _real_queries(rows: DisentangledInputs) -> Tensor | None:
 
 
 def _probabilities(rows: DisentangledInputs) -> Tensor:
-    """He et al. 2021, eq. 4, without the value: (batch, heads, queries, keys)."""
+    """Return the attention probabilities (He et al. 2021, eq. 4): (batch, heads, queries, keys)."""
     scores = torch.stack(list(_terms(rows).values())).sum(0)
     allowed = rows.allowed()
     if allowed is None:
         return scores.softmax(-1)
-    # a finite floor, so that an empty sequence gives zeros and not NaN
+    # finite, so that an empty sequence gives zeros and not NaN
     return scores.where(allowed, torch.finfo(scores.dtype).min).softmax(-1).where(allowed, 0.0)
 
 
 def _terms(rows: DisentangledInputs) -> dict[str, Tensor]:
-    """The scaled terms, each (batch, heads, queries, keys)."""
+    """Return the scaled terms of the scores, each (batch, heads, queries, keys)."""
     query, key, scale = rows.query, rows.key, rows.scale
-    found = {"content_to_content": torch.einsum("bqhd,bkhd->bhqk", query, key) * scale}
+    terms = {"content_to_content": torch.einsum("bqhd,bkhd->bhqk", query, key) * scale}
     if rows.position_key is None and rows.position_query is None:
-        return found
+        return terms
     row = rows.row_of(rows.offsets())[:, None]  # (batch or 1, queries, keys) -> (batch or 1, 1, queries, keys)
-    row = row.expand(*found["content_to_content"].shape)
+    row = row.expand(*terms["content_to_content"].shape)
     if rows.position_key is not None:
         by_row = torch.einsum("bqhd,rhd->bhqr", query, rows.position_key) * scale
-        found["content_to_position"] = by_row.gather(-1, row)
+        terms["content_to_position"] = by_row.gather(-1, row)
     if rows.position_query is not None:
-        # both code bases look the row of (query − key) up here too, where the paper writes (key − query)
+        # the official code and Hugging Face's use the row of (query − key) here, too; the paper writes (key − query)
         by_row = torch.einsum("bkhd,rhd->bhkr", key, rows.position_query) * scale
-        found["position_to_content"] = by_row.gather(-1, row.mT).mT
-    return found
+        terms["position_to_content"] = by_row.gather(-1, row.mT).mT
+    return terms

@@ -14,7 +14,7 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
 
 @through_padding
 def disentangled(inputs: DisentangledInputs) -> Tensor:
-    """The attention output, in the shape and dtype of the query."""
+    """Return the attention output in the shape and dtype of the query."""
     with torch.autocast(inputs.query.device.type, enabled=False):
         rows = inputs.widened()
         bias, allowed = _bias(rows), rows.allowed()
@@ -28,7 +28,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         )
         mixed = mixed.transpose(1, 2)
         if allowed is not None:
-            # a query without any key would see the mean of all the pads
+            # a query without any key would get the mean of all padding
             mixed = mixed.where(allowed.any(-1).transpose(1, 2)[..., None], 0.0)
         return mixed.to(inputs.query.dtype)
 
@@ -42,7 +42,7 @@ def _with_mask(bias: Tensor | None, allowed: Tensor | None, rows: DisentangledIn
 
 
 def _bias(rows: DisentangledInputs) -> Tensor | None:
-    """The scaled position terms of the scores, (batch, heads, queries, keys)."""
+    """Return the scaled position terms of the scores, (batch, heads, queries, keys)."""
     if rows.position_key is None and rows.position_query is None:
         return None
     terms = []
@@ -64,15 +64,15 @@ def _bias(rows: DisentangledInputs) -> Tensor | None:
 
 
 def _by_offset(table: Tensor, row: Tensor) -> Tensor:
-    """One column for every offset: (rows, heads, head_width) -> (heads, head_width, offsets)."""
+    """Return one column per offset: (rows, heads, head_width) -> (heads, head_width, offsets)."""
     return table.index_select(0, row).permute(1, 2, 0)
 
 
 def _skew(by_offset: Tensor, width: int) -> Tensor:
-    """by_offset[…, i, length − 1 − i + j] at […, i, j], for j < width.
+    """Return by_offset[…, i, length − 1 − i + j] at […, i, j], for j < width.
 
-    Every offset has a column of its own, so the map is one to one and its backward pass copies, where the one of a
-    gather would add up: pad a column, and the flat run of numbers read in rows that are one shorter is the skewed map.
+    Pad one column, flatten, and read in rows that are one element shorter. The mapping is one to one, so its backward
+    pass copies, while the backward pass of a gather would add.
     Shape: (…, length, length + width − 1) -> (…, length, width).
     """
     length, offsets = by_offset.shape[-2:]

@@ -1,7 +1,7 @@
-"""Attention in linear time by random features, FAVOR+ (Choromanski et al. 2021).
+"""Linear-time attention by random features, FAVOR+ (Choromanski et al. 2021).
 
-`favor` for the output, `favor_map` for the estimate of the probabilities, `favor_start`, `favor_memory`, `favor_step`
-and `favor_read` for decoding, `RandomFeatures` for what they all are given, `draw` for its random matrix.
+`favor` returns the output, `favor_map` the estimated probabilities; `favor_start`, `favor_memory`, `favor_step` and
+`favor_read` are for decoding. All take `RandomFeatures`, whose random matrix `draw` returns.
 """
 
 import torch
@@ -49,13 +49,13 @@ def favor(
     chunk: int = 128,
     backend: str = "auto",
 ) -> Tensor:
-    """φ(Q)φ(K)ᵀV over its row sums, for the real tokens of each query's own sequence, a row for every query.
+    """Return φ(Q)φ(K)ᵀV divided by its row sums, over the real tokens of each sequence.
 
-    Features, sums and row sums are float32 (float64 for float64 inputs), under autocast too. For exponential feature
+    Features, sums and row sums are float32 (float64 for float64 inputs), also under autocast. For exponential feature
     maps ε is relative to the largest feature of the query, and of the keys of the sequence (causal: the keys so far).
-    The kernel ("triton", what "auto" takes on a GPU) multiplies in the precision of the inputs: in half precision the
-    random matrix is rounded to it, as any weight under autocast is, and so are features and the means of values they
-    stand for; exponents and sums stay float32. It gives 0 at pads and has chunks of its own.
+    The kernel ("triton", the choice of "auto" on a GPU) multiplies in the precision of the inputs: in half precision
+    the random matrix is rounded, like any weight under autocast, and so are features and means of values; exponents and
+    sums stay float32. It returns 0 at padding and ignores `chunk`.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
@@ -72,7 +72,7 @@ def favor_map(
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """The estimate of the attention probabilities, (batch, heads, queries' longest, keys' longest); pads get 0."""
+    """Return the estimated attention probabilities, (batch, heads, queries, keys), 0 at padding."""
     inputs = FavorInputs(query, key, key, layout, key_layout or layout, is_causal, features=features)
     with torch.autocast(query.device.type, enabled=False):
         return reference.probabilities(inputs.padded())

@@ -1,4 +1,4 @@
-"""The feature maps of linear attention and the random matrix that they project queries and keys with."""
+"""Feature maps of linear attention, and the random matrix that projects queries and keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,27 +29,27 @@ FeatureMapName = Literal[
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """φ(x) = curve(u) · exp(norm · ‖x‖²) with u = Wx, or exp(u + norm · ‖x‖²) where there is no curve."""
+    """φ(x) = curve(u) · exp(norm · ‖x‖²) with u = Wx, or exp(u + norm · ‖x‖²) without a curve."""
 
     epsilon: float
-    """Added to every feature unless the caller says otherwise."""
+    """Default of the ε that is added to every feature."""
     norm: float = 0.0
-    """What ‖x‖² is multiplied by in the exponent."""
+    """Factor of ‖x‖² in the exponent."""
     curve: Curve | None = None
     derivative: Curve | None = None
     copies: tuple[float, ...] = (1.0,)
-    """The feature width is this many times the rows of W; each copy of W has its own sign."""
+    """Sign of each copy of W; every copy adds as many features as W has rows."""
     has_constant_norms: bool = False
     """All rows of W have the norm √head_width instead of the norms of normal vectors."""
     estimates_softmax: bool = False
-    """The product of two features has exp(xᵀy) as its expectation, or a bound of it."""
+    """The expectation of φ(x)ᵀφ(y) is exp(xᵀy), or a bound of it."""
 
     def width(self, rows: int) -> int:
-        """How many features a matrix of so many rows gives."""
+        """Return the number of features for this many rows of W."""
         return rows * len(self.copies)
 
     def widened(self, random_matrix: Tensor) -> Tensor:
-        """One row of the matrix for every feature: (feature width, head_width)."""
+        """Return one row of the matrix per feature: (feature width, head_width)."""
         if len(self.copies) == 1:
             return random_matrix
         return torch.cat([sign * random_matrix for sign in self.copies])
@@ -60,19 +60,19 @@ def _sines(u: Tensor) -> Tensor:
     return torch.cat([first.sin(), second.cos()], -1)
 
 
-def _slopes_of_sines(u: Tensor) -> Tensor:
+def _sines_derivative(u: Tensor) -> Tensor:
     first, second = u.chunk(2, -1)
     return torch.cat([first.cos(), -second.sin()], -1)
 
 
-def _slope_of_gelu(u: Tensor) -> Tensor:
+def _gelu_derivative(u: Tensor) -> Tensor:
     share = 0.5 * (1 + torch.erf(u * 0.5**0.5))
     return share + u * torch.exp(-0.5 * u * u) * (0.5 / torch.pi) ** 0.5
 
 
 # Choromanski et al. 2021: Lemma 1 (softmax, hyperbolic), Theorem 2 (regularised), eq. 10 (trigonometric), and the
-# generalised attention of appendix D.3. ε: 1e-6 beside exponentials, 1e-3 beside curves that can be 0 everywhere.
-# trigonometric, gelu, tanh, cos and identity can be negative, the paper's baselines: their row sums can come near 0.
+# generalised attention of appendix D.3. ε is 1e-6 for exponentials and 1e-3 for curves, which can be 0 everywhere.
+# trigonometric, gelu, tanh, cos and identity, the paper's baselines, can be negative: their row sums can approach 0.
 FEATURE_MAPS: dict[str, FeatureMap] = {
     "softmax": FeatureMap(1e-6, norm=-0.5, estimates_softmax=True),
     "hyperbolic": FeatureMap(1e-6, norm=-0.5, copies=(1.0, -1.0), estimates_softmax=True),
@@ -81,7 +81,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
         0.0,
         norm=0.5,
         curve=_sines,
-        derivative=_slopes_of_sines,
+        derivative=_sines_derivative,
         copies=(1.0, 1.0),
         estimates_softmax=True,
     ),
@@ -89,7 +89,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "relu": FeatureMap(1e-3, curve=torch.relu, derivative=lambda u: (u > 0).to(u.dtype)),
     "relu_squared": FeatureMap(1e-3, curve=lambda u: u.relu().square(), derivative=lambda u: 2 * u.relu()),
     "elu": FeatureMap(1e-3, curve=lambda u: elu(u) + 1, derivative=lambda u: u.clamp(max=0).exp()),
-    "gelu": FeatureMap(1e-3, curve=gelu, derivative=_slope_of_gelu),
+    "gelu": FeatureMap(1e-3, curve=gelu, derivative=_gelu_derivative),
     "sigmoid": FeatureMap(1e-3, curve=torch.sigmoid, derivative=lambda u: u.sigmoid() * (1 - u.sigmoid())),
     "abs": FeatureMap(1e-3, curve=torch.abs, derivative=torch.sign),
     "tanh": FeatureMap(1e-3, curve=torch.tanh, derivative=lambda u: 1 - u.tanh().square()),
@@ -106,11 +106,11 @@ def draw(
     is_orthogonal: bool = True,
     has_constant_norms: bool = False,
 ) -> Tensor:
-    """A matrix (features, head_width) in float64 on the CPU, so that every process that draws it has the same one.
+    """Draw a matrix (features, head_width), in float64 on the CPU, so that all processes draw the same one.
 
-    Orthogonal: rows within each block of head_width rows are orthogonal, uniformly distributed directions. The norms
-    are those of independent normal vectors, which keeps estimates unbiased, or all √head_width. 0 features stand for
-    the identity: the feature map reads the coordinates of queries and keys themselves.
+    With `is_orthogonal`, the rows of each block of head_width rows are orthogonal with uniformly distributed
+    directions. Their norms are the norms of independent normal vectors, which keeps estimates unbiased, or all
+    √head_width. 0 features give the identity: the feature map is applied to queries and keys directly.
     """
     if features == 0:
         return torch.eye(head_width, dtype=torch.float64, device="cpu")
@@ -126,9 +126,9 @@ def draw(
 
 
 def _rotation(width: int, generator: torch.Generator | None) -> Tensor:
-    """An orthogonal matrix from the uniform (Haar) distribution."""
+    """Draw an orthogonal matrix from the uniform (Haar) distribution."""
     orthogonal, triangular = torch.linalg.qr(_normal(width, width, generator))
-    # QR leaves the signs to the algorithm; without this the directions are not uniform
+    # the signs of a QR decomposition are arbitrary; without this the distribution is not uniform
     return orthogonal * triangular.diagonal().sign()
 
 

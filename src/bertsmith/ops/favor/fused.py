@@ -1,7 +1,7 @@
-"""Linear attention in Triton kernels: features are made where they are used and never written to memory.
+"""Linear attention by Triton kernels: features are computed where they are used and never written to memory.
 
-In half precision the random matrix is rounded to the precision of the inputs, as any weight under autocast is, and so
-are features and their sums where a tensor core multiplies them; all sums, exponents and row sums are float32.
+In half precision the random matrix is rounded to the precision of the inputs, like any weight under autocast, and so
+are features and their sums as inputs of tensor cores; all sums, exponents and row sums are float32.
 """
 
 import torch
@@ -13,24 +13,24 @@ from bertsmith.ops.favor.reference import FavorInputs
 from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
-_MOST_FEATURES = 512
+_MAX_FEATURES = 512
 _CHUNK = 32
-"""Positions of one causal chunk. Wider ones save states, but from 64 rows on Triton multiplies with the instructions of
-a warp group, which read shared memory on their own: the gradients found wrong on a GPU came from such kernels."""
+"""Positions of one causal chunk. Larger chunks would need fewer states, but from 64 rows on Triton uses warp-group
+instructions, which read shared memory asynchronously and gave wrong gradients on a GPU."""
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
     if is_exporting():
-        return "a graph is exported, which cannot hold the kernel"
+        return "a graph is exported, which cannot contain the kernel"
     features, width, value_width = inputs.features, inputs.query.shape[-1], inputs.value.shape[-1]
     if features.map.curve is not None and features.feature_map != "relu":
-        return f"feature_map is {features.feature_map!r} and the kernel knows exponential maps and relu"
+        return f"feature_map is {features.feature_map!r}, but the kernel supports exponential maps and relu"
     if width not in _HEAD_WIDTHS:
-        return f"the head width is {width} and the kernel takes {', '.join(map(str, _HEAD_WIDTHS))}"
+        return f"the head width is {width}, but the kernel supports {', '.join(map(str, _HEAD_WIDTHS))}"
     if value_width != width:
-        return f"the head width of value, {value_width}, differs from that of key, {width}"
-    if not 1 <= features.width <= _MOST_FEATURES:
-        return f"there are {features.width} features and the kernel takes 1 to {_MOST_FEATURES}"
+        return f"values have head width {value_width} and keys {width}, but must have the same"
+    if not 1 <= features.width <= _MAX_FEATURES:
+        return f"there are {features.width} features, but the kernel supports 1 to {_MAX_FEATURES}"
     return support.unsupported(inputs.query)
 
 
@@ -39,18 +39,18 @@ def preferred(inputs: FavorInputs) -> bool:
 
 
 def favor(inputs: FavorInputs) -> Tensor:
-    """The mixed values, in the shape of the query; 0 at pads."""
+    """Return the attention output in the shape of the query; 0 at padding."""
     layout, key_layout, feature_map = inputs.layout, inputs.key_layout, inputs.features.map
     query = _rows(to_rows(inputs.query, layout), inputs.query.dtype)
     key, value = (_rows(to_rows(tensor, key_layout), query.dtype) for tensor in (inputs.key, inputs.value))
     rows = SequenceRows.of(layout, query.device)
     key_rows = rows if key_layout is layout else SequenceRows.of(key_layout, query.device)
-    # head_width^(-1/4) of the queries and keys is in the matrix, so that they are read as they are
+    # the scale head_width^(-1/4) of queries and keys is part of the matrix
     matrix = inputs.features.rows(query.new_empty(0, query.shape[-1], dtype=torch.float32)) * query.shape[-1] ** -0.25
     matrix = matrix.to(query.dtype).contiguous()
-    curve = (feature_map.curve is None, feature_map.norm, inputs.features.added)
+    curve = (feature_map.curve is None, feature_map.norm, inputs.features.added_epsilon)
     if inputs.is_causal:
-        # the kernels have chunks of their own: `chunk` changes no number beyond rounding
+        # the kernels have a fixed chunk; `inputs.chunk` would change nothing but rounding
         sizes = (padded(matrix.shape[0]), _CHUNK)
         mixed = _favor_causal(
             query, key, value, matrix, rows.first, rows.length, rows.max_length, rows.has_padding, *sizes, *curve
@@ -74,14 +74,14 @@ def favor(inputs: FavorInputs) -> Tensor:
     return from_rows(mixed.to(inputs.value.dtype), layout)
 
 
-def _rows(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """The kernels take any strides but the last, which is 1."""
-    states = states.to(dtype)
-    return states if states.stride(-1) == 1 else states.contiguous()
+def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast, and make the last axis contiguous; other strides are free."""
+    tensor = tensor.to(dtype)
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def padded(features: int) -> int:
-    """Features as the kernels count them: a power of two up to 256, then whole blocks of 128."""
+    """Return the padded number of features: a power of two up to 256, then a multiple of 128."""
     if features <= 256:
         return max(16, 1 << (features - 1).bit_length())
     return -(-features // 128) * 128
@@ -98,20 +98,20 @@ def _forward(
     key_length: Tensor,
     max_length: int,
     max_key_length: int,
-    has_pads: bool,
-    key_has_pads: bool,
+    has_padding: bool,
+    key_has_padding: bool,
     is_exponential: bool,
     norm: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of `Reading` and of `KeyMemory`."""
     from bertsmith.ops.favor.kernels.features import Curve
-    from bertsmith.ops.favor.kernels.memory import remember
+    from bertsmith.ops.favor.kernels.memory import build_memory
     from bertsmith.ops.favor.kernels.reading import read
 
     curve, key_rows = Curve(is_exponential, norm, epsilon), SequenceRows(key_first, key_length, max_key_length)
-    memory = remember(key, value, matrix, key_rows, curve, padded(matrix.shape[0]))
-    return *read(query, matrix, SequenceRows(first, length, max_length, has_pads), memory, curve), *memory
+    memory = build_memory(key, value, matrix, key_rows, curve, padded(matrix.shape[0]))
+    return *read(query, matrix, SequenceRows(first, length, max_length, has_padding), memory, curve), *memory
 
 
 def _fake_forward(
@@ -131,12 +131,12 @@ def _fake_forward(
 def _backward(
     upstream: Tensor,
     mixed: Tensor,
-    to_rows: Tensor,
+    normaliser: Tensor,
     epsilon_share: Tensor,
     mean: Tensor,
     bias: Tensor,
     shift: Tensor,
-    reach: Tensor,
+    feature_sums: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -147,8 +147,8 @@ def _backward(
     key_length: Tensor,
     max_length: int,
     max_key_length: int,
-    has_pads: bool,
-    key_has_pads: bool,
+    has_padding: bool,
+    key_has_padding: bool,
     is_exponential: bool,
     norm: float,
     epsilon: float,
@@ -160,9 +160,9 @@ def _backward(
     from bertsmith.ops.favor.kernels.reading import Reading, query_gradient
 
     curve, upstream = Curve(is_exponential, norm, epsilon), _rows(upstream, query.dtype)
-    memory, reading = KeyMemory(mean, bias, shift, reach), Reading(mixed, to_rows, epsilon_share)
-    rows = SequenceRows(first, length, max_length, has_pads)
-    key_rows = SequenceRows(key_first, key_length, max_key_length, key_has_pads)
+    memory, reading = KeyMemory(mean, bias, shift, feature_sums), Reading(mixed, normaliser, epsilon_share)
+    rows = SequenceRows(first, length, max_length, has_padding)
+    key_rows = SequenceRows(key_first, key_length, max_key_length, key_has_padding)
     by_query, by_total = query_gradient(query, upstream, matrix, rows, memory, reading, curve)
     sums = sum_queries(query, upstream, matrix, rows, key_length, memory, reading, by_total, curve)
     by_key, by_value = key_gradient(key, value, matrix, key_rows, shift, sums, curve)
@@ -172,12 +172,12 @@ def _backward(
 def _fake_backward(
     upstream: Tensor,
     mixed: Tensor,
-    to_rows: Tensor,
+    normaliser: Tensor,
     epsilon_share: Tensor,
     mean: Tensor,
     bias: Tensor,
     shift: Tensor,
-    reach: Tensor,
+    feature_sums: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -199,18 +199,18 @@ def _causal_forward(
     first: Tensor,
     length: Tensor,
     max_length: int,
-    has_pads: bool,
+    has_padding: bool,
     padded: int,
     chunk: int,
     is_exponential: bool,
     norm: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return mixed, to_rows, query_level and the fields of `ChunkStates`."""
+    """Return mixed, normaliser, query_level and the fields of `ChunkStates`."""
     from bertsmith.ops.favor.kernels.causal import chunk_states, read
     from bertsmith.ops.favor.kernels.features import Curve
 
-    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_pads)
+    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_padding)
     states = chunk_states(key, value, matrix, rows, curve, padded, chunk)
     return *read(query, key, value, matrix, rows, states, curve, chunk), *states
 
@@ -223,7 +223,7 @@ def _fake_causal_forward(
     first: Tensor,
     length: Tensor,
     max_length: int,
-    has_pads: bool,
+    has_padding: bool,
     padded: int,
     chunk: int,
     *_: object,
@@ -242,12 +242,12 @@ def _fake_causal_forward(
 def _causal_backward(
     upstream: Tensor,
     mixed: Tensor,
-    to_rows: Tensor,
+    normaliser: Tensor,
     query_level: Tensor,
     mean: Tensor,
     size: Tensor,
     size_after: Tensor,
-    own: Tensor,
+    key_level: Tensor,
     level: Tensor,
     level_before: Tensor,
     query: Tensor,
@@ -257,7 +257,7 @@ def _causal_backward(
     first: Tensor,
     length: Tensor,
     max_length: int,
-    has_pads: bool,
+    has_padding: bool,
     padded: int,
     chunk: int,
     is_exponential: bool,
@@ -269,14 +269,14 @@ def _causal_backward(
     from bertsmith.ops.favor.kernels.causal_backward import key_gradient, query_gradient, sums_after
     from bertsmith.ops.favor.kernels.features import Curve
 
-    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_pads)
-    states, upstream = ChunkStates(mean, size, size_after, own, level, level_before), _rows(upstream, query.dtype)
+    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_padding)
+    states, upstream = ChunkStates(mean, size, size_after, key_level, level, level_before), _rows(upstream, query.dtype)
     by_query, by_total = query_gradient(
-        query, key, value, upstream, mixed, matrix, rows, states, to_rows, query_level, curve, chunk
+        query, key, value, upstream, mixed, matrix, rows, states, normaliser, query_level, curve, chunk
     )
-    later = sums_after(query, upstream, matrix, rows, states, to_rows, query_level, by_total, curve, chunk)
+    later = sums_after(query, upstream, matrix, rows, states, normaliser, query_level, by_total, curve, chunk)
     by_key, by_value = key_gradient(
-        query, key, value, upstream, matrix, rows, states, *later, to_rows, query_level, by_total, curve, chunk
+        query, key, value, upstream, matrix, rows, states, *later, normaliser, query_level, by_total, curve, chunk
     )
     return by_query, by_key, by_value
 
@@ -284,12 +284,12 @@ def _causal_backward(
 def _fake_causal_backward(
     upstream: Tensor,
     mixed: Tensor,
-    to_rows: Tensor,
+    normaliser: Tensor,
     query_level: Tensor,
     mean: Tensor,
     size: Tensor,
     size_after: Tensor,
-    own: Tensor,
+    key_level: Tensor,
     level: Tensor,
     level_before: Tensor,
     query: Tensor,

@@ -1,13 +1,13 @@
 """Linear attention in linear time and memory: no matrix over pairs of positions, no tensor (length, features, width).
 
-The backward pass computes features and states anew, so that training keeps only query, key, value and the output.
+The backward pass recomputes features and states, so that training saves only query, key, value and the output.
 With V1 = [V 1], φ the features, and the row sums in the last column of O1 (Choromanski et al. 2021, section 3):
 
-    both directions   S = φ(K)ᵀV1,  O1 = φ(Q)S
+    bidirectional     S = φ(K)ᵀV1,  O1 = φ(Q)S
     causal, chunk c   S_c = Σ_{b<c} φ(K_b)ᵀV1_b,  O1_c = φ(Q_c)S_c + tril(φ(Q_c)φ(K_c)ᵀ)V1_c
 
 A causal key is divided by exp(level), the largest exponent up to it. Products between positions of different levels are
-multiplied by exp(difference), never above 1: nothing overflows, and nothing before a token depends on what follows it.
+multiplied by exp(difference) ≤ 1: nothing overflows, and no token depends on later ones.
 """
 
 from typing import Any, NamedTuple
@@ -24,13 +24,13 @@ from bertsmith.ops.query_key_value import through_padding
 
 def unsupported(inputs: FavorInputs) -> str | None:
     if inputs.is_causal and is_exporting() and not isinstance(inputs.layout.max_length, int):
-        return "the causal form needs the number of chunks, and a graph is exported with a free length"
+        return "causal attention needs the number of chunks, but a graph is exported with a dynamic length"
     return None
 
 
 @through_padding
 def favor(inputs: FavorInputs) -> Tensor:
-    """The mixed values, in the shape of the query."""
+    """Return the attention output in the shape of the query."""
     features = inputs.features
     mixed, _ = _Linear.apply(
         inputs.query,
@@ -46,7 +46,7 @@ def favor(inputs: FavorInputs) -> Tensor:
 
 
 def _chunk(inputs: FavorInputs) -> int:
-    """Positions of one chunk; a short sequence is one chunk."""
+    """Return the positions per chunk; a short sequence is one chunk."""
     return max(1, min(inputs.key.shape[1], inputs.chunk))
 
 
@@ -63,7 +63,7 @@ class _Linear(torch.autograd.Function):
         epsilon: float | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        # loose here: what the backward pass needs of tensors is saved by PyTorch alone
+        # built here, because only tensor arguments can be saved for the backward pass
         features = RandomFeatures(random_matrix, feature_map, epsilon)
         with torch.autocast(query.device.type, enabled=False):
             values = with_ones(value)
@@ -71,14 +71,14 @@ class _Linear(torch.autograd.Function):
                 keys = key_side(key, features, is_token, is_causal=True)
                 sums = _causal(query_side(query, features), keys, values, chunk)
             else:
-                # the features of the keys are let go before those of the queries are made
+                # the features of the keys are freed before the features of the queries are computed
                 state = key_side(key, features, is_token, is_causal=False).features.mT @ values
                 sums = query_side(query, features).features @ state
             total = sums[..., -1:]  # (batch, heads, length, 1)
             total = torch.where(total == 0, 1.0, total)
             mixed = (sums[..., :-1] / total).transpose(1, 2)
             if mixed.dtype != value.dtype:
-                # not where it changes nothing: compiled, such an output of a function has no gradient in PyTorch 2.11
+                # no `to` without effect: in compiled code such an output of an autograd function has no gradient (2.11)
                 mixed = mixed.to(value.dtype)
         ctx.save_for_backward(query, key, value, is_token, random_matrix, mixed, total)
         ctx.feature_map, ctx.epsilon, ctx.chunk = feature_map, epsilon, chunk
@@ -108,7 +108,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Chunks(NamedTuple):
-    """The causal products by chunk, with the factors between the levels of their positions.
+    """Inputs of the causal products by chunk, and the factors between the levels of their positions.
 
     Shape: queries, keys (batch, heads, chunks, chunk, width), values (…, chunk, head_width + 1), within (…, chunk,
     chunk), entering and leaving (…, chunk, 1), between (batch, heads, chunks, chunks).
@@ -118,18 +118,18 @@ class _Chunks(NamedTuple):
     keys: Tensor
     values: Tensor
     within: Tensor
-    """From key to query of one chunk; 0 from the future."""
+    """Factor from key to query of one chunk; 0 for future keys."""
     entering: Tensor
-    """From the state before the chunk to each query."""
+    """Factor from the state before the chunk to each query."""
     leaving: Tensor
-    """From each key to the end of its chunk."""
+    """Factor from each key to the end of its chunk."""
     between: Tensor
-    """From the end of chunk b (column) to the state before chunk c (row); 0 unless b < c."""
+    """Factor from the end of chunk b (column) to the state before chunk c (row); 0 unless b < c."""
 
 
 def _chunks(query: SideFeatures, key: SideFeatures, values: Tensor, chunk: int) -> _Chunks:
     queries, keys, values = (_split(tensor, chunk) for tensor in (query.features, key.features, values))
-    # the last level repeated in the filling keeps levels rising; the filling's keys are 0
+    # the last level is repeated in the padding, whose keys are 0, so that levels never decrease
     missing = keys.shape[2] * chunk - key.level.shape[-2]
     last = key.level[..., -1:, :]
     level = torch.cat([key.level, last.expand(*last.shape[:-2], missing, 1)], -2)
@@ -152,19 +152,19 @@ def _chunks(query: SideFeatures, key: SideFeatures, values: Tensor, chunk: int) 
 
 
 def _split(tensor: Tensor, chunk: int) -> Tensor:
-    """(batch, heads, length, …) as (batch, heads, chunks, chunk, …), filled up with zeros."""
+    """Split into chunks, padded with zeros: (batch, heads, length, …) -> (batch, heads, chunks, chunk, …)."""
     length = tensor.shape[2]
     missing = (length + chunk - 1) // chunk * chunk - length
     return pad(tensor, (0, 0, 0, missing)).unflatten(2, (-1, chunk))
 
 
 def _carried(between: Tensor, sums: Tensor) -> Tensor:
-    """Every chunk's sum of what other chunks hold: (batch, heads, chunks, width, head_width + 1)."""
+    """Return every chunk's weighted sum over other chunks: (batch, heads, chunks, width, head_width + 1)."""
     return (between @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
 
 
 def _causal(queries: SideFeatures, keys: SideFeatures, values: Tensor, chunk: int) -> Tensor:
-    """Sums over all keys up to each query, of values and of ones: (batch, heads, length, head_width + 1)."""
+    """Return sums of [V 1] over all keys up to each query: (batch, heads, length, head_width + 1)."""
     c = _chunks(queries, keys, values, chunk)
     states = _carried(c.between, (c.keys * c.leaving).mT @ c.values)
     sums = (c.queries @ c.keys.mT * c.within) @ c.values + c.entering * (c.queries @ states)
@@ -174,7 +174,7 @@ def _causal(queries: SideFeatures, keys: SideFeatures, values: Tensor, chunk: in
 def _causal_gradient(
     queries: SideFeatures, keys: SideFeatures, values: Tensor, by_sums: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the features of queries and keys, and of [V 1]."""
+    """Return the gradients of the features of queries and keys, and of [V 1]."""
     c, by_sums = _chunks(queries, keys, values, chunk), _split(by_sums, chunk)
     states = _carried(c.between, (c.keys * c.leaving).mT @ c.values)
     by_states = _carried(c.between.mT, (c.queries * c.entering).mT @ by_sums)

@@ -1,4 +1,4 @@
-"""Inputs and reference of linear attention: the quadratic matrix of products, differentiable in any dtype."""
+"""Inputs and reference of linear attention: the matrix of all pairs, differentiable in any dtype."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
 
 @dataclass(frozen=True, kw_only=True)
 class FavorInputs(QueryKeyValueInputs):
-    """One call of linear attention."""
+    """Inputs of linear attention."""
 
     features: RandomFeatures
     chunk: int = 128
@@ -29,7 +29,7 @@ def unsupported(inputs: FavorInputs) -> str | None:
 
 @through_padding
 def favor(inputs: FavorInputs) -> Tensor:
-    """The mixed values, in the shape of the query."""
+    """Return the attention output in the shape of the query."""
     with torch.autocast(inputs.query.device.type, enabled=False):
         weights = probabilities(inputs)
         mixed = torch.einsum("bhqk,bkhd->bqhd", weights, inputs.value.to(weights.dtype))
@@ -37,15 +37,15 @@ def favor(inputs: FavorInputs) -> Tensor:
 
 
 def probabilities(inputs: FavorInputs) -> Tensor:
-    """φ(Q)φ(K)ᵀ over its row sums (Choromanski et al. 2021, eq. 4), in padded rows.
+    """Return φ(Q)φ(K)ᵀ divided by its row sums (Choromanski et al. 2021, eq. 4), for padded inputs.
 
-    Shape: (batch, heads, queries' longest, keys' longest).
+    Shape: (batch, heads, queries, keys).
     """
     queries = query_side(inputs.query, inputs.features)
     keys = key_side(inputs.key, inputs.features, inputs.key_layout.is_token, is_causal=inputs.is_causal)
     scores = queries.features @ keys.features.mT  # (batch, heads, queries, keys)
     if inputs.is_causal:
-        # the key of column j was divided by exp(level j); row i has one common level, its own
+        # the key of column j was divided by exp(level j), but row i needs one common level, level i
         positions = torch.arange(scores.shape[-1], device=scores.device)
         is_future = positions > positions[:, None]
         scores = scores * (keys.level.mT - keys.level).masked_fill(is_future, -torch.inf).exp()

@@ -11,10 +11,9 @@ from bertsmith.ops.favor.features import RandomFeatures, key_side, query_side, w
 
 
 class FavorState(NamedTuple):
-    """What linear attention keeps of the keys and values it has seen.
+    """Decoding state of linear attention: sums over the keys and values so far.
 
-    Shape: sums (batch, heads, feature width, value width + 1), level (batch, heads, 1, 1): the sums are divided by its
-    exponential.
+    Shape: sums (batch, heads, feature width, value width + 1), divided by exp(level); level (batch, heads, 1, 1).
     """
 
     sums: Tensor
@@ -22,14 +21,14 @@ class FavorState(NamedTuple):
 
 
 def favor_start(batch: int, heads: int, features: RandomFeatures, *, value_width: int | None = None) -> FavorState:
-    """The state before the first token; values are as wide as keys unless `value_width` says otherwise."""
+    """Return the state before the first token; `value_width` defaults to the width of keys."""
     matrix = features.random_matrix
     sums = matrix.new_zeros(batch, heads, features.width, (value_width or matrix.shape[-1]) + 1)
     return FavorState(sums, torch.full_like(sums[..., :1, :1], torch.finfo(sums.dtype).min))
 
 
 def favor_memory(key: Tensor, value: Tensor, features: RandomFeatures, layout: SequenceLayout) -> FavorState:
-    """The state after all keys and values of each sequence, which `favor_read` reads for any number of queries.
+    """Return the state after all keys and values of each sequence, for `favor_read`.
 
     Shape: key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
@@ -43,7 +42,7 @@ def favor_memory(key: Tensor, value: Tensor, features: RandomFeatures, layout: S
 def favor_step(
     query: Tensor, key: Tensor, value: Tensor, state: FavorState, features: RandomFeatures
 ) -> tuple[Tensor, FavorState]:
-    """What one new token of every sequence takes from itself and all before it, and the state after it.
+    """Return the attention output of the next token of every sequence, and the new state.
 
     Shape: query, key, value (batch, heads, head_width).
     """
@@ -51,14 +50,14 @@ def favor_step(
         keys = key_side(key[:, None], replace(features, epsilon=0.0), None, is_causal=False)
         level = torch.maximum(state.level, keys.level)
         # ε is relative to the largest feature so far
-        new = keys.features * (keys.level - level).exp() + features.added
+        new = keys.features * (keys.level - level).exp() + features.added_epsilon
         sums = state.sums * (state.level - level).exp() + new.mT @ with_ones(value[:, None])
     state = FavorState(sums, level)
     return favor_read(query, state, features), state
 
 
 def favor_read(query: Tensor, state: FavorState, features: RandomFeatures) -> Tensor:
-    """What one query of every sequence takes from a state that stays as it is: (batch, heads, value width).
+    """Return the attention output of one query per sequence, (batch, heads, value width), for an unchanged state.
 
     Shape: query (batch, heads, head_width).
     """

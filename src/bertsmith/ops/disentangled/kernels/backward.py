@@ -1,4 +1,4 @@
-"""The backward pass: key tiles, then query tiles, then the tables."""
+"""The backward pass: by key tiles, then by query tiles, then the tables."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @triton.jit
 def _agreement(upstream, mixed, out, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """The product of each row of the output with its gradient."""
+    """Store the product of each row of the output with its gradient."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     where = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     is_row = row < rows
@@ -25,18 +25,18 @@ def _agreement(upstream, mixed, out, rows, WIDTH: tl.constexpr, ROWS: tl.constex
     tl.store(out + row, tl.sum(left * right, 1), mask=is_row)
 
 
-def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *kept: Tensor) -> Gradients:
-    """The gradients of query, key, value, position_key and position_query; empty tensors for tables that are None.
+def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *saved_scores: Tensor) -> Gradients:
+    """Return the gradients of query, key, value, position_key and position_query; empty tensors for missing tables.
 
-    `kept` are the position scores as the forward pass left them.
+    `saved_scores` are the position scores that the forward pass saved.
     """
     heads, width = launch.query.shape[1:]
     agreement = torch.empty_like(log_mass)
     rows = agreement.numel()
     _agreement[(triton.cdiv(rows, 64),)](upstream, mixed, agreement, rows, WIDTH=width, ROWS=64)
-    if launch.keeps_scores:
-        by_query, by_key = (scores if scores.numel() else None for scores in kept)
-        far_query = far_key = None  # what is kept is no band
+    if launch.saves_scores:
+        by_query, by_key = (scores if scores.numel() else None for scores in saved_scores)
+        far_query = far_key = None  # bands are never saved
         pairs_by_query, pairs_by_key = (
             None if scores is None else torch.empty_like(scores) for scores in (by_query, by_key)
         )
@@ -44,15 +44,15 @@ def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, 
         by_query, by_key, far_query, far_key = launch.position_scores()
         pairs_by_query, pairs_by_key = by_query, by_key  # in place
     if pairs_by_key is not None and launch.positions is not None:
-        pairs_by_key = torch.zeros_like(pairs_by_key)  # queries leave columns of keys without a gradient
-    by_queries, by_keys, by_values = (launch.fresh(states) for states in (launch.query, launch.key, launch.value))
+        pairs_by_key = torch.zeros_like(pairs_by_key)  # not every position has a query
+    by_queries, by_keys, by_values = (launch.empty(tensor) for tensor in (launch.query, launch.key, launch.value))
     tile, chunk = keys_tile(launch.query), positions_tile(launch.query).columns
     query_ends = _ends(launch, far_query, launch.max_length, queries_tile(launch.query).rows)
     key_ends = _ends(launch, far_key, launch.max_key_length, tile.columns)
-    same = (launch.query, launch.key, launch.value, upstream, log_mass, agreement)
+    tensors = (launch.query, launch.key, launch.value, upstream, log_mass, agreement)
     numbers = (*launch.numbers, launch.scale, *launch.strides)
     backward_keys[triton.cdiv(launch.max_key_length, tile.columns), heads, len(launch.first)](
-        *same,
+        *tensors,
         by_keys,
         by_values,
         key_ends,
@@ -76,7 +76,7 @@ def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, 
     )
     tile = queries_tile(launch.query)
     backward_queries[triton.cdiv(launch.max_length, tile.rows), heads, len(launch.first)](
-        *same,
+        *tensors,
         by_queries,
         query_ends,
         pairs_by_query,
@@ -109,7 +109,7 @@ def _table(table: Expanded | None) -> tuple[Tensor | None, int, int]:
 
 
 def _ends(launch: Launch, far: Tensor | None, max_length: int, rows: int) -> Tensor | None:
-    """Room for every tile's part of the gradient of the table's ends: (tiles, heads, 2, width)."""
+    """Return memory for every tile's contribution to the gradient of the table's ends: (tiles, heads, 2, width)."""
     if far is None:
         return None
     _, heads, width = launch.query.shape
@@ -119,13 +119,13 @@ def _ends(launch: Launch, far: Tensor | None, max_length: int, rows: int) -> Ten
 def _by_table(
     launch: Launch, side: Side, table: Tensor | None, by_pair: Tensor | None, ends: Tensor | None, buffer: Buffer
 ) -> Tensor:
-    """The gradient of one table."""
+    """Return the gradient of one table."""
     if table is None:
-        return side.states.new_empty(0)
+        return side.vectors.new_empty(0)
     assert by_pair is not None
     assert launch.slots is not None
-    found = table_gradient(side, by_pair, launch.slots, table.shape[0], buffer, is_causal=launch.is_causal)
+    gradient = table_gradient(side, by_pair, launch.slots, table.shape[0], buffer, is_causal=launch.is_causal)
     if ends is not None:
         for end, slot in ((0, launch.slots[:1]), (1, launch.slots[-1:])):
-            found = found.index_put((slot,), found[slot] + ends[:, :, end].sum(0))
-    return found.to(table.dtype)
+            gradient = gradient.index_put((slot,), gradient[slot] + ends[:, :, end].sum(0))
+    return gradient.to(table.dtype)

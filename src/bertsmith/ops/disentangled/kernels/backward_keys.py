@@ -1,4 +1,4 @@
-"""The backward pass by key tiles: gradients of keys and values, and of every near score, left in the buffers."""
+"""The backward pass by key tiles: gradients of keys and values, and of near scores, which are stored in the buffers."""
 
 import triton
 import triton.language as tl
@@ -32,7 +32,7 @@ def _over_queries(
     far_query,
     far_key,
     positions,
-    key_place,
+    key_position,
     is_key,
     key_start,
     queries_here,
@@ -59,7 +59,7 @@ def _over_queries(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One key tile over the queries from `low` to `high`, whole tiles; the pointers are those of sequence and head."""
+    """Process one key tile with the query tiles from `low` to `high`; pointers start at the sequence and head."""
     width = tl.arange(0, WIDTH)
     for begin in range(low, high, ROWS):
         begin = tl.multiple_of(begin, ROWS)
@@ -71,19 +71,21 @@ def _over_queries(
         where = local[:, None] * QUERY_STRIDE + width[None, :]
         queries = tl.load(query + where, mask=is_query[:, None], other=0.0)
         upstream_where = local[:, None] * (HEADS * WIDTH) + width[None, :]
-        pulled = tl.load(upstream + upstream_where, mask=is_query[:, None], other=0.0)
+        query_upstream = tl.load(upstream + upstream_where, mask=is_query[:, None], other=0.0)
         log_mass = tl.load(log_mass_of + local * HEADS, mask=is_query, other=0.0)
         agreement = tl.load(agreement_of + local * HEADS, mask=is_query, other=0.0)
         query_start = band_start(begin, HALF)
         bias = position_bias(
-            by_query, by_key, far_query, far_key, local, key_place, position, key_place, is_query, is_key, query_start,
+            by_query, by_key, far_query, far_key, local, key_position, position, key_position, is_query, is_key,
+            query_start,
             key_start, QUERY_COLUMNS, KEY_COLUMNS, HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
         )  # fmt: skip
-        shares, by_score = score_gradient(
-            queries, keys, values, pulled, bias, log_mass, agreement, position, local, key_place, is_query, is_key,
+        probabilities, by_score = score_gradient(
+            queries, keys, values, query_upstream, bias, log_mass, agreement, position, local, key_position,
+            is_query, is_key,
             seed, stream, factor, rate, CAUSAL, DROPS,
         )  # fmt: skip
-        by_values += tl.dot(tl.trans(shares.to(pulled.dtype)), pulled, input_precision="ieee")
+        by_values += tl.dot(tl.trans(probabilities.to(query_upstream.dtype)), query_upstream, input_precision="ieee")
         by_score = by_score * scale
         rounded = by_score.to(queries.dtype)
         by_keys += tl.dot(tl.trans(rounded), queries, input_precision="ieee")
@@ -93,15 +95,15 @@ def _over_queries(
             behind += tl.sum(by_score, 0)
         if SIDE < 0:
             if HALF > 0:
-                offset = position[:, None] - key_place[None, :]
+                offset = position[:, None] - key_position[None, :]
                 ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0), 0)
                 behind += tl.sum(tl.where(offset >= reach, by_score, 0.0), 0)
             if HAS_QUERY:
-                # columns are whole tiles wide, and what stands beyond the keys is never read
-                target = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - query_start)[None, :]
+                # buffers are whole tiles wide, and columns beyond the keys are never read
+                target = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_position - query_start)[None, :]
                 tl.store(gradient_by_query + target, rounded, mask=is_query[:, None])
             if HAS_KEY:
-                target = key_place[:, None] * (HEADS * KEY_COLUMNS) + (position - key_start)[None, :]
+                target = key_position[:, None] * (HEADS * KEY_COLUMNS) + (position - key_start)[None, :]
                 is_pair = is_key[:, None]
                 if HAS_POSITIONS:
                     is_pair = is_pair & is_query[None, :]
@@ -181,12 +183,12 @@ def backward_keys(
         if HAS_KEY:
             far_key += (key_row * HEADS + head) * 2
     width = tl.arange(0, WIDTH)
-    key_place = begin + tl.arange(0, COLUMNS)
-    is_key = key_place < keys_here
+    key_position = begin + tl.arange(0, COLUMNS)
+    is_key = key_position < keys_here
     key += key_row * KEY_STRIDE + head * WIDTH
-    keys = tl.load(key + key_place[:, None] * KEY_STRIDE + width[None, :], mask=is_key[:, None], other=0.0)
+    keys = tl.load(key + key_position[:, None] * KEY_STRIDE + width[None, :], mask=is_key[:, None], other=0.0)
     value += key_row * VALUE_STRIDE + head * WIDTH
-    values = tl.load(value + key_place[:, None] * VALUE_STRIDE + width[None, :], mask=is_key[:, None], other=0.0)
+    values = tl.load(value + key_position[:, None] * VALUE_STRIDE + width[None, :], mask=is_key[:, None], other=0.0)
     start = band_start(begin, HALF)
     seed = 0
     if DROPS:
@@ -205,31 +207,31 @@ def backward_keys(
         near_high = tl.minimum(queries_here, tl.cdiv(begin + COLUMNS - 1 + reach, ROWS) * ROWS)
         by_keys, by_values, ahead, behind = _over_queries(
             by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
-            gradient_by_key, by_query, by_key, far_query, far_key, positions, key_place, is_key, start, queries_here,
+            gradient_by_key, by_query, by_key, far_query, far_key, positions, key_position, is_key, start, queries_here,
             low, near_low, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS,
             WIDTH, HAS_QUERY, HAS_KEY, HAS_POSITIONS, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
     by_keys, by_values, ahead, behind = _over_queries(
         by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
-        gradient_by_key, by_query, by_key, far_query, far_key, positions, key_place, is_key, start, queries_here,
+        gradient_by_key, by_query, by_key, far_query, far_key, positions, key_position, is_key, start, queries_here,
         near_low, near_high, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS,
         WIDTH, HAS_QUERY, HAS_KEY, HAS_POSITIONS, HALF, CAUSAL, DROPS, -1, ROWS, COLUMNS,
     )  # fmt: skip
     if HALF > 0:
         by_keys, by_values, ahead, behind = _over_queries(
             by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
-            gradient_by_key, by_query, by_key, far_query, far_key, positions, key_place, is_key, start, queries_here,
+            gradient_by_key, by_query, by_key, far_query, far_key, positions, key_position, is_key, start, queries_here,
             near_high, queries_here, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
             HEADS, WIDTH, HAS_QUERY, HAS_KEY, HAS_POSITIONS, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
         )  # fmt: skip
     if HAS_KEY:
-        tl.debug_barrier()  # what this program has written to its own rows is read again
+        tl.debug_barrier()  # the rows written above are read below
         columns_here = queries_here
         if HAS_POSITIONS:
             columns_here = keys_here
         table += head * WIDTH
         by_keys = add_by_offset(
-            by_keys, gradient_by_key, table, least_offset, offsets, key_place, key_place, is_key, begin,
+            by_keys, gradient_by_key, table, least_offset, offsets, key_position, key_position, is_key, begin,
             begin + COLUMNS - 1, columns_here, start, reach, KEY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, -1, CAUSAL, HALF,
             CHUNK,
         )  # fmt: skip
@@ -237,6 +239,6 @@ def backward_keys(
             by_keys = add_ends(by_keys, table, offsets, ahead, behind, TABLE_STRIDE, WIDTH)
             out = by_ends_out + ((sequence * tl.num_programs(0) + block) * HEADS + head) * (2 * WIDTH)
             store_ends(out, keys, ahead, behind, WIDTH)
-    target = (key_row * HEADS + head) * WIDTH + key_place[:, None] * (HEADS * WIDTH) + width[None, :]
+    target = (key_row * HEADS + head) * WIDTH + key_position[:, None] * (HEADS * WIDTH) + width[None, :]
     tl.store(by_key_out + target, by_keys.to(by_key_out.dtype.element_ty), mask=is_key[:, None])
     tl.store(by_value_out + target, by_values.to(by_value_out.dtype.element_ty), mask=is_key[:, None])

@@ -1,4 +1,4 @@
-"""The backward pass by query tiles: near scores' gradients are read from the buffers, far ones computed anew."""
+"""The backward pass by query tiles: gradients of near scores are read from the buffers, far ones are recomputed."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ def _over_far_keys(
     queries,
     key,
     value,
-    pulled,
+    query_upstream,
     log_mass,
     agreement,
     far_query,
@@ -48,21 +48,23 @@ def _over_far_keys(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One query tile over keys whose scores' gradients lie in no buffer, and the sums of these gradients."""
+    """Process one query tile with keys outside the buffers; return the sums of their score gradients, too."""
     width = tl.arange(0, WIDTH)
     for begin in range(low, high, COLUMNS):
-        key_place = begin + tl.arange(0, COLUMNS)
-        is_key = key_place < keys_here
-        where = key_place[:, None] * KEY_STRIDE + width[None, :]
+        key_position = begin + tl.arange(0, COLUMNS)
+        is_key = key_position < keys_here
+        where = key_position[:, None] * KEY_STRIDE + width[None, :]
         keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
-        value_where = key_place[:, None] * VALUE_STRIDE + width[None, :]
+        value_where = key_position[:, None] * VALUE_STRIDE + width[None, :]
         values = tl.load(value + value_where, mask=is_key[:, None], other=0.0)
         bias = position_bias(
-            far_query, far_key, far_query, far_key, local, key_place, position, key_place, is_query, is_key, 0, 0, 0, 0,
+            far_query, far_key, far_query, far_key, local, key_position, position, key_position, is_query, is_key, 0,
+            0, 0, 0,
             HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
         )  # fmt: skip
         _, by_score = score_gradient(
-            queries, keys, values, pulled, bias, log_mass, agreement, position, local, key_place, is_query, is_key,
+            queries, keys, values, query_upstream, bias, log_mass, agreement, position, local, key_position,
+            is_query, is_key,
             seed, stream, factor, rate, CAUSAL, DROPS,
         )  # fmt: skip
         by_score = by_score * scale
@@ -148,31 +150,31 @@ def backward_queries(
     if HAS_QUERY or HAS_KEY:
         for key_begin in range(near_low, near_high, COLUMNS):
             key_begin = tl.multiple_of(key_begin, COLUMNS)
-            key_place = key_begin + tl.arange(0, COLUMNS)
-            is_key = key_place < keys_here
-            where = key_place[:, None] * KEY_STRIDE + width[None, :]
+            key_position = key_begin + tl.arange(0, COLUMNS)
+            is_key = key_position < keys_here
+            where = key_position[:, None] * KEY_STRIDE + width[None, :]
             keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
             if HAS_QUERY:
-                source = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - start)[None, :]
+                source = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_position - start)[None, :]
                 by_score = tl.load(gradient_by_query + source, mask=is_query[:, None], other=0.0)
             else:
                 columns = (position - band_start(key_begin, HALF))[None, :]
-                source = key_place[:, None] * (HEADS * KEY_COLUMNS) + columns
+                source = key_position[:, None] * (HEADS * KEY_COLUMNS) + columns
                 by_score = tl.trans(tl.load(gradient_by_key + source, mask=is_key[:, None], other=0.0))
-            is_seen = is_query[:, None] & is_key[None, :]
+            is_attended = is_query[:, None] & is_key[None, :]
             if CAUSAL:
-                is_seen = is_seen & (position[:, None] >= key_place[None, :])
-            by_score = tl.where(is_seen, by_score, 0.0)
+                is_attended = is_attended & (position[:, None] >= key_position[None, :])
+            by_score = tl.where(is_attended, by_score, 0.0)
             total += tl.dot(by_score.to(keys.dtype), keys, input_precision="ieee")
             if HALF > 0:
-                offset = position[:, None] - key_place[None, :]
+                offset = position[:, None] - key_position[None, :]
                 ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0).to(tl.float32), 1)
                 behind += tl.sum(tl.where(offset >= reach, by_score, 0.0).to(tl.float32), 1)
     if HALF > 0 or not (HAS_QUERY or HAS_KEY):
         query += row * QUERY_STRIDE + head * WIDTH
         queries = tl.load(query + local[:, None] * QUERY_STRIDE + width[None, :], mask=is_query[:, None], other=0.0)
         upstream += (row * HEADS + head) * WIDTH
-        pulled = tl.load(
+        query_upstream = tl.load(
             upstream + local[:, None] * (HEADS * WIDTH) + width[None, :], mask=is_query[:, None], other=0.0
         )
         log_mass = tl.load(log_mass_of + row * HEADS + head + local * HEADS, mask=is_query, other=0.0)
@@ -187,23 +189,25 @@ def backward_queries(
             if HAS_KEY:
                 far_key += (key_row * HEADS + head) * 2
             total, behind = _over_far_keys(
-                total, behind, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, position,
+                total, behind, queries, key, value, query_upstream, log_mass, agreement, far_query, far_key, local,
+                position,
                 is_query, keys_here, 0, near_low, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS,
                 WIDTH, HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 1, ROWS, COLUMNS,
             )  # fmt: skip
             near_low = near_high
         total, ahead = _over_far_keys(
-            total, ahead, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, position,
+            total, ahead, queries, key, value, query_upstream, log_mass, agreement, far_query, far_key, local, position,
             is_query, keys_here, near_low, end, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS,
             WIDTH, HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
     if HAS_QUERY:
-        low_place, high_place = begin, begin + ROWS - 1
+        low_position, high_position = begin, begin + ROWS - 1
         if HAS_POSITIONS:
-            low_place, high_place = begin * 0, keys_here - 1
+            low_position, high_position = begin * 0, keys_here - 1
         table += head * WIDTH
         total = add_by_offset(
-            total, gradient_by_query, table, least_offset, offsets, local, position, is_query, low_place, high_place,
+            total, gradient_by_query, table, least_offset, offsets, local, position, is_query, low_position,
+            high_position,
             keys_here, start, reach, QUERY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, 1, CAUSAL, HALF, CHUNK,
         )  # fmt: skip
         if HALF > 0:

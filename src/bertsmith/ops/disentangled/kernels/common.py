@@ -1,4 +1,4 @@
-"""What the kernels of disentangled attention share: where a row's band begins, the bias of a tile, sums by offset."""
+"""Functions that the kernels of disentangled attention share: bands, position bias of a tile, sums by offset."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from bertsmith.ops.kernel_dropout import is_kept
 
 @triton.jit
 def band_start(position, HALF: tl.constexpr):
-    """The first column a buffer holds for rows of this block of 64 places (plan.EDGE); HALF is 0 where it holds all."""
+    """Return the first buffer column of a block of 64 positions (plan.EDGE); 0 for whole rows (HALF is 0)."""
     if HALF == 0:
         return 0
     return tl.multiple_of(tl.maximum(position // 64 * 64 - HALF, 0), 64)
@@ -22,8 +22,8 @@ def position_bias(
     far_key,
     query_index,
     key_index,
-    query_place,
-    key_place,
+    query_position,
+    key_position,
     is_query,
     is_key,
     query_start,
@@ -37,21 +37,21 @@ def position_bias(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """What positions add to the scores of a tile, (ROWS, COLUMNS), float32, undefined beyond the sequences.
+    """Return the position terms of the scores of a tile, (ROWS, COLUMNS), float32, undefined beyond the sequences.
 
-    The pointers are those of the sequence and head. SIDE is −1 for a tile of the buffers, 0 for keys far ahead, 1 for
-    keys far behind. Columns beyond the sequence are read unmasked (buffers are whole tiles wide): loads stay wide.
+    Pointers start at the sequence and head. SIDE is −1 for a tile of the buffers, 0 for keys far ahead, 1 for keys far
+    behind. Columns beyond the sequence are read without a mask, so that loads stay wide; buffers are whole tiles wide.
     """
     bias = tl.zeros([ROWS, COLUMNS], tl.float32)
     if HAS_QUERY:
         if SIDE < 0:
-            where = query_index[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - query_start)[None, :]
+            where = query_index[:, None] * (HEADS * QUERY_COLUMNS) + (key_position - query_start)[None, :]
             bias += tl.load(by_query + where, mask=is_query[:, None], other=0.0).to(tl.float32)
         else:
             bias += tl.load(far_query + query_index * (HEADS * 2) + SIDE, mask=is_query, other=0.0)[:, None]
     if HAS_KEY:
         if SIDE < 0:
-            where = key_index[:, None] * (HEADS * KEY_COLUMNS) + (query_place - key_start)[None, :]
+            where = key_index[:, None] * (HEADS * KEY_COLUMNS) + (query_position - key_start)[None, :]
             bias += tl.trans(tl.load(by_key + where, mask=is_key[:, None], other=0.0)).to(tl.float32)
         else:
             bias += tl.load(far_key + key_index * (HEADS * 2) + SIDE, mask=is_key, other=0.0)[None, :]
@@ -59,12 +59,14 @@ def position_bias(
 
 
 @triton.jit
-def offset_range(low_place, high_place, first_column, last_column, reach, DIRECTION: tl.constexpr, HALF: tl.constexpr):
-    """The least and the greatest offset (query − key) between rows of these places and these columns.
+def offset_range(
+    low_position, high_position, first_column, last_column, reach, DIRECTION: tl.constexpr, HALF: tl.constexpr
+):
+    """Return the least and the greatest offset (query − key) between rows and columns.
 
-    DIRECTION is 1 where the rows are queries, −1 where they are keys. Of a band only the near offsets count.
+    DIRECTION is 1 if rows are queries, −1 if they are keys. In a band only near offsets count.
     """
-    least, greatest = low_place - last_column, high_place - first_column
+    least, greatest = low_position - last_column, high_position - first_column
     if DIRECTION < 0:
         least, greatest = -greatest, -least
     if HALF > 0:
@@ -74,11 +76,10 @@ def offset_range(low_place, high_place, first_column, last_column, reach, DIRECT
 
 @triton.jit
 def offsets_and_columns(position, least, greatest, done, DIRECTION: tl.constexpr, CHUNK: tl.constexpr):
-    """The next offsets of a range after those that are done, (CHUNK,), and the column each row has there.
+    """Return the next CHUNK offsets of a range, and the column of every row at each offset.
 
-    They come in the order in which columns rise, and columns are written as a start and a step: so the compiler sees
-    that neighbours lie side by side, without which each number is fetched by itself.
-    Shape: place (rows,); column (rows, CHUNK).
+    Columns ascend and are written as a start plus a step, so that the compiler recognises contiguous loads.
+    Shape: position (rows,); column (rows, CHUNK).
     """
     step = tl.arange(0, CHUNK)
     if DIRECTION > 0:
@@ -92,7 +93,7 @@ def offsets_and_columns(position, least, greatest, done, DIRECTION: tl.constexpr
 
 @triton.jit
 def near_mask(column, is_row, offset, length, reach, CAUSAL: tl.constexpr, HALF: tl.constexpr):
-    """Which (row, offset) stand for a pair whose score's gradient lies in the buffer.
+    """Return the mask of (row, offset) pairs whose score gradient is in the buffer.
 
     Shape: column (rows, offsets), is_row (rows,), offset (offsets,).
     """
@@ -106,7 +107,7 @@ def near_mask(column, is_row, offset, length, reach, CAUSAL: tl.constexpr, HALF:
 
 @triton.jit
 def table_rows(table, offset, least, offsets, TABLE_STRIDE, WIDTH: tl.constexpr):
-    """The rows of a table that has one for every offset from `least` on: (offsets, WIDTH); 0 beyond its ends."""
+    """Return table rows of offsets, (offsets, WIDTH), 0 beyond the table; the first row is for the offset `least`."""
     index = offset - least
     is_row = (index >= 0) & (index < offsets)
     return tl.load(
@@ -124,8 +125,8 @@ def add_by_offset(
     index,
     position,
     is_row,
-    low_place,
-    high_place,
+    low_position,
+    high_position,
     length,
     start,
     reach,
@@ -138,15 +139,15 @@ def add_by_offset(
     HALF: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """total + Σ_offset buffer[index, offset] · table[offset]: the gradient of states through position scores.
+    """Return total + Σ_offset buffer[index, offset] · table[offset]: the gradient of vectors through position scores.
 
-    `buffer` points at the sequence and head, `table` at the head.
-    Shape: total (rows, WIDTH), float32; index, place, is_row (rows,).
+    `buffer` starts at the sequence and head, `table` at the head.
+    Shape: total (rows, WIDTH), float32; index, position, is_row (rows,).
     """
     last = length - 1
     if HALF > 0:
         last = tl.minimum(last, start + BUFFER_COLUMNS - 1)
-    least, greatest = offset_range(low_place, high_place, start, last, reach, DIRECTION, HALF)
+    least, greatest = offset_range(low_position, high_position, start, last, reach, DIRECTION, HALF)
     for done in range(0, greatest - least + 1, CHUNK):
         offset, column = offsets_and_columns(position, least, greatest, done, DIRECTION, CHUNK)
         is_pair = near_mask(column, is_row, offset, length, reach, CAUSAL, HALF)
@@ -159,7 +160,7 @@ def add_by_offset(
 
 @triton.jit
 def add_ends(total, table, offsets, ahead, behind, TABLE_STRIDE, WIDTH: tl.constexpr):
-    """total + what far pairs give: two numbers for every row times the table's first and last row."""
+    """Add the contribution of far pairs: two numbers per row times the table's first and last row."""
     width = tl.arange(0, WIDTH)
     first = tl.load(table + width).to(tl.float32)
     last = tl.load(table + (offsets - 1) * TABLE_STRIDE + width).to(tl.float32)
@@ -167,9 +168,9 @@ def add_ends(total, table, offsets, ahead, behind, TABLE_STRIDE, WIDTH: tl.const
 
 
 @triton.jit
-def store_ends(out, states, ahead, behind, WIDTH: tl.constexpr):
-    """Writes a tile's part of the gradient of the table's rows for ahead and behind."""
-    width, wide = tl.arange(0, WIDTH), states.to(tl.float32)
+def store_ends(out, vectors, ahead, behind, WIDTH: tl.constexpr):
+    """Store a tile's contribution to the gradient of the table's first and last row."""
+    width, wide = tl.arange(0, WIDTH), vectors.to(tl.float32)
     tl.store(out + width, tl.sum(ahead[:, None] * wide, 0))
     tl.store(out + WIDTH + width, tl.sum(behind[:, None] * wide, 0))
 
@@ -185,7 +186,7 @@ def score_gradient(
     agreement,
     position,
     local,
-    key_place,
+    key_position,
     is_query,
     is_key,
     seed,
@@ -195,16 +196,16 @@ def score_gradient(
     CAUSAL: tl.constexpr,
     DROPS: tl.constexpr,
 ):
-    """The shares of a tile after dropout, and the gradient of its scores before the scale: (queries, keys), float32."""
+    """Return probabilities after dropout and the gradient of unscaled scores of a tile: (queries, keys), float32."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * factor + bias
-    is_seen = is_query[:, None] & is_key[None, :]
+    is_attended = is_query[:, None] & is_key[None, :]
     if CAUSAL:
-        is_seen = is_seen & (position[:, None] >= key_place[None, :])
-    shares = tl.exp2(tl.where(is_seen, scores - log_mass[:, None], float("-inf")))
-    by_share = tl.dot(upstream, tl.trans(values), input_precision="ieee")
-    kept_shares = shares
+        is_attended = is_attended & (position[:, None] >= key_position[None, :])
+    probabilities = tl.exp2(tl.where(is_attended, scores - log_mass[:, None], float("-inf")))
+    by_probability = tl.dot(upstream, tl.trans(values), input_precision="ieee")
+    dropped_probabilities = probabilities
     if DROPS:
-        kept = tl.where(is_kept(seed, stream, local[:, None], key_place[None, :], rate), 1.0 / (1.0 - rate), 0.0)
-        by_share = by_share * kept
-        kept_shares = shares * kept
-    return kept_shares, shares * (by_share - agreement[:, None])
+        factors = tl.where(is_kept(seed, stream, local[:, None], key_position[None, :], rate), 1.0 / (1.0 - rate), 0.0)
+        by_probability = by_probability * factors
+        dropped_probabilities = probabilities * factors
+    return dropped_probabilities, probabilities * (by_probability - agreement[:, None])

@@ -1,4 +1,4 @@
-"""The forward pass over pairs: scores tile by tile with a running maximum, as in flash attention."""
+"""The forward pass: scores tile by tile with a running maximum, as in flash attention."""
 
 import torch
 import triton
@@ -49,34 +49,37 @@ def _attend(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One query tile over the keys from `low` to `high`, whole tiles; the pointers are those of sequence and head."""
+    """Process one query tile with the key tiles from `low` to `high`; pointers start at the sequence and head."""
     width, column = tl.arange(0, WIDTH), tl.arange(0, COLUMNS)
     for begin in range(low, high, COLUMNS):
         begin = tl.multiple_of(begin, COLUMNS)
-        key_place = begin + column
-        is_key = key_place < keys_here
-        where = key_place[:, None] * KEY_STRIDE + width[None, :]
+        key_position = begin + column
+        is_key = key_position < keys_here
+        where = key_position[:, None] * KEY_STRIDE + width[None, :]
         keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * factor
         scores += position_bias(
-            by_query, by_key, far_query, far_key, local, key_place, position, key_place, is_query, is_key, query_start,
+            by_query, by_key, far_query, far_key, local, key_position, position, key_position, is_query, is_key,
+            query_start,
             band_start(begin, HALF), QUERY_COLUMNS, KEY_COLUMNS, HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
         )  # fmt: skip
-        is_seen = is_query[:, None] & is_key[None, :]
+        is_attended = is_query[:, None] & is_key[None, :]
         if CAUSAL:
-            is_seen = is_seen & (position[:, None] >= key_place[None, :])
-        scores = tl.where(is_seen, scores, float("-inf"))
+            is_attended = is_attended & (position[:, None] >= key_position[None, :])
+        scores = tl.where(is_attended, scores, float("-inf"))
         new_level = tl.maximum(level, tl.max(scores, 1))
-        # rows that have seen nothing yet: −inf − −inf would be NaN
+        # rows without a key so far: −inf − −inf would be NaN
         safe_level = tl.where(new_level == float("-inf"), 0.0, new_level)
-        shares = tl.exp2(scores - safe_level[:, None])
+        probabilities = tl.exp2(scores - safe_level[:, None])
         shrink = tl.exp2(level - safe_level)
-        mass = mass * shrink + tl.sum(shares, 1)
+        mass = mass * shrink + tl.sum(probabilities, 1)
         if DROPS:
-            shares = tl.where(is_kept(seed, stream, local[:, None], key_place[None, :], rate), shares, 0.0)
-        value_where = key_place[:, None] * VALUE_STRIDE + width[None, :]
+            probabilities = tl.where(
+                is_kept(seed, stream, local[:, None], key_position[None, :], rate), probabilities, 0.0
+            )
+        value_where = key_position[:, None] * VALUE_STRIDE + width[None, :]
         values = tl.load(value + value_where, mask=is_key[:, None], other=0.0)
-        total = total * shrink[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+        total = total * shrink[:, None] + tl.dot(probabilities.to(values.dtype), values, input_precision="ieee")
         level = new_level
     return total, level, mass
 
@@ -122,7 +125,7 @@ def _forward(
     queries_here, keys_here = tl.load(length + sequence), tl.load(key_length + sequence)
     if begin >= queries_here:
         return
-    # 64 bits find the sequence, 32 bits are enough, and quicker, inside it
+    # 64-bit offsets to the sequence, 32-bit offsets inside it, which are faster
     row, key_row = tl.load(first + sequence).to(tl.int64), tl.load(key_first + sequence).to(tl.int64)
     key += key_row * KEY_STRIDE + head * WIDTH
     value += key_row * VALUE_STRIDE + head * WIDTH
@@ -174,26 +177,26 @@ def _forward(
             start, keys_here, near_high, end, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS,
             KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
-    has_seen = mass > 0
-    kept = 1.0
+    has_keys = mass > 0
+    keep_rate = 1.0
     if DROPS:
-        kept = 1.0 - rate
-    mixed = total / (tl.where(has_seen, mass, 1.0) * kept)[:, None]
+        keep_rate = 1.0 - rate
+    mixed = total / (tl.where(has_keys, mass, 1.0) * keep_rate)[:, None]
     out += (row * HEADS + head) * WIDTH
     where = local[:, None] * (HEADS * WIDTH) + width[None, :]
     tl.store(out + where, mixed.to(out.dtype.element_ty), mask=is_query[:, None])
-    log_mass = tl.where(has_seen, level + tl.log2(tl.where(has_seen, mass, 1.0)), 0.0)
+    log_mass = tl.where(has_keys, level + tl.log2(tl.where(has_keys, mass, 1.0)), 0.0)
     tl.store(log_mass_out + (row * HEADS + head) + local * HEADS, log_mass, mask=is_query)
 
 
 def forward(launch: Launch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mixed values, like the query, 0 at pads, and what the backward pass is handed.
+    """Return the output, 0 at padding, and the tensors saved for the backward pass.
 
-    That is the base-2 logarithm of every softmax's sum, (rows, heads), and the position scores by query and by key,
-    empty where there are none or they are not kept.
+    These are the base-2 logarithm of every softmax denominator, (rows, heads), and the position scores by query and by
+    key, empty if they do not exist or are not saved.
     """
     rows, heads, _ = launch.query.shape
-    out = launch.fresh(launch.query)
+    out = launch.empty(launch.query)
     log_mass = launch.query.new_empty(rows, heads, dtype=torch.float32)
     tile = forward_tile(launch.query)
     bias = launch.position_scores()
@@ -214,5 +217,5 @@ def forward(launch: Launch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    kept = [scores if launch.keeps_scores and scores is not None else out.new_empty(0) for scores in bias[:2]]
-    return out, log_mass, kept[0], kept[1]
+    saved = [scores if launch.saves_scores and scores is not None else out.new_empty(0) for scores in bias[:2]]
+    return out, log_mass, saved[0], saved[1]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.ops.disentangled.kernels.plan import EDGE, Buffer, Expanded, Side, are_kept, buffers
-from bertsmith.ops.disentangled.kernels.positions import expanded, products
+from bertsmith.ops.disentangled.kernels.plan import EDGE, Buffer, Expanded, Side, are_saved, buffers
+from bertsmith.ops.disentangled.kernels.positions import expand, products
 
 LOG2_E = 1.4426950408889634
 Scores = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -16,11 +16,11 @@ Scores = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class Launch:
-    """Disentangled attention over rows of tokens.
+    """Arguments of disentangled attention over rows of tokens.
 
     Shape: query (rows, heads, width), key and value (key rows, heads, width), the last two axes contiguous;
     position_key, position_query (table rows, heads, width); first, length, key_first, key_length (batch,), int32;
-    places (rows,); seed (1,), int32.
+    positions (rows,); seed (1,), int32.
     """
 
     query: Tensor
@@ -40,25 +40,25 @@ class Launch:
     scale: float
     dropout: float
     is_causal: bool
-    has_pads: bool
+    has_padding: bool
 
     @property
-    def keeps_scores(self) -> bool:
-        """Whether the backward pass is handed the position scores."""
-        return are_kept(*self.buffers)
+    def saves_scores(self) -> bool:
+        """Whether the position scores are saved for the backward pass."""
+        return are_saved(*self.buffers)
 
-    def fresh(self, like: Tensor) -> Tensor:
-        """Room for a result by row; zeros where some rows are nobody's and no kernel writes them."""
-        return like.new_zeros(like.shape) if self.has_pads else like.new_empty(like.shape)
+    def empty(self, like: Tensor) -> Tensor:
+        """Return memory for an output; zeros if there is padding, which no kernel writes."""
+        return like.new_zeros(like.shape) if self.has_padding else like.new_empty(like.shape)
 
     @property
     def reach(self) -> int:
-        """The offset from which on all share a row."""
+        """The offset from which on all offsets share a row."""
         return 0 if self.slots is None else self.slots.shape[0] // 2
 
     @cached_property
     def buffers(self) -> tuple[Buffer, Buffer]:
-        """What is held by query and by key."""
+        """The buffers by query and by key."""
         return buffers(self.max_length, self.max_key_length, self.reach, has_positions=self.positions is not None)
 
     @cached_property
@@ -76,7 +76,7 @@ class Launch:
 
     @cached_property
     def key_side(self) -> Side:
-        # places of queries are places among the keys
+        # explicit positions of queries are positions of keys
         columns, max_length = (
             (self.length, self.max_length) if self.positions is None else (self.key_length, self.max_key_length)
         )
@@ -84,12 +84,12 @@ class Launch:
 
     @cached_property
     def keys_by_offset(self) -> Expanded | None:
-        """What the queries look positions up in."""
+        """The table of position keys by offset, for queries."""
         return self._by_offset(self.position_key)
 
     @cached_property
     def queries_by_offset(self) -> Expanded | None:
-        """What the keys look positions up in."""
+        """The table of position queries by offset, for keys."""
         return self._by_offset(self.position_query)
 
     def _by_offset(self, table: Tensor | None) -> Expanded | None:
@@ -101,12 +101,12 @@ class Launch:
         if self.constants["HALF"]:
             edge = self.buffers[0].half + 2 * EDGE
             least, greatest = max(least, -edge), min(greatest, edge)
-        return expanded(table, self.slots, least, greatest)
+        return expand(table, self.slots, least, greatest)
 
     def position_scores(self) -> Scores:
-        """by_query, by_key, and the same of what is far for each side: (rows, heads, 2), float32.
+        """Return by_query, by_key and the far scores of both sides, each (rows, heads, 2), float32.
 
-        All in units of the base-2 exponent.
+        All are base-2 exponents.
         """
         factor = self.scale * LOG2_E
         by_query = by_key = far_query = far_key = None
@@ -118,12 +118,12 @@ class Launch:
             far_key = self._far(self.key, self.queries_by_offset, factor)
         return by_query, by_key, far_query, far_key
 
-    def _far(self, states: Tensor, table: Expanded, factor: float) -> Tensor | None:
-        """The products with the rows for everything ahead and everything behind, where there is anything so far."""
+    def _far(self, vectors: Tensor, table: Expanded, factor: float) -> Tensor | None:
+        """Return the products with the first and last row of the table, for keys far ahead and behind; None if none."""
         if not self.constants["HALF"]:
             return None
         ends = torch.stack([table.rows[0], table.rows[-1]])
-        return torch.einsum("thd,rhd->thr", states, ends).float().mul_(factor).contiguous()
+        return torch.einsum("thd,rhd->thr", vectors, ends).float().mul_(factor).contiguous()
 
     @property
     def where(self) -> tuple[Tensor | None, ...]:

@@ -1,4 +1,4 @@
-"""Products of states with the relative table, and the gradient of that table."""
+"""Products of queries or keys with the relative table, and the gradient of that table."""
 
 import torch
 import triton
@@ -25,7 +25,7 @@ def _expand(table, slots, out, least_offset, reach, TABLE_STRIDE, WIDTH: tl.cons
 
 @triton.jit
 def _products(
-    states,
+    vectors,
     table,
     least_offset,
     offsets,
@@ -36,7 +36,7 @@ def _products(
     out,
     factor,
     reach,
-    STATE_STRIDE,
+    VECTOR_STRIDE,
     TABLE_STRIDE,
     COLUMNS,
     HEADS: tl.constexpr,
@@ -55,11 +55,11 @@ def _products(
     local = begin + tl.arange(0, ROWS)
     is_row = local < rows_here
     row = tl.load(first + sequence).to(tl.int64)
-    states += row * STATE_STRIDE + head * WIDTH
+    vectors += row * VECTOR_STRIDE + head * WIDTH
     out += (row * HEADS + head) * COLUMNS
     table += head * WIDTH
     width = tl.arange(0, WIDTH)
-    tile = tl.load(states + local[:, None] * STATE_STRIDE + width[None, :], mask=is_row[:, None], other=0.0)
+    tile = tl.load(vectors + local[:, None] * VECTOR_STRIDE + width[None, :], mask=is_row[:, None], other=0.0)
     start = band_start(begin, HALF)
     last = columns_here - 1
     low, high, position = begin, begin + ROWS - 1, local
@@ -68,7 +68,7 @@ def _products(
         low, high = begin * 0, last
     if HALF > 0:
         last = tl.minimum(last, start + COLUMNS - 1)
-    # a band has clamped values too, so that tiles at its edge read what they need
+    # a band holds clamped values, too, which tiles at its edge read
     least, greatest = offset_range(low, high, start, last, reach, DIRECTION, 0)
     target = out + local[:, None] * (HEADS * COLUMNS)
     for done in range(0, greatest - least + 1, CHUNK):
@@ -82,7 +82,7 @@ def _products(
 @triton.jit
 def _table_partial(
     buffer,
-    states,
+    vectors,
     positions,
     first,
     length,
@@ -92,7 +92,7 @@ def _table_partial(
     offsets,
     batch,
     reach,
-    STATE_STRIDE,
+    VECTOR_STRIDE,
     COLUMNS,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -123,7 +123,7 @@ def _table_partial(
                 low_row = tl.maximum(0, -high_offset)
                 high_row = tl.minimum(rows_here, columns_here - low_offset)
         low_block = low_row // ROWS
-        # blocks go round among the splits
+        # blocks are distributed over the splits round-robin
         low_block += (split % BLOCK_SPLITS + BLOCK_SPLITS - low_block % BLOCK_SPLITS) % BLOCK_SPLITS
         for block in range(low_block, tl.cdiv(high_row, ROWS), BLOCK_SPLITS):
             begin = block * ROWS
@@ -138,8 +138,10 @@ def _table_partial(
             of_pairs = buffer + (row * HEADS + head) * COLUMNS
             where = local[:, None] * (HEADS * COLUMNS) + (column - start)
             by_score = tl.load(of_pairs + where, mask=is_pair, other=0.0)
-            of_states = states + row * STATE_STRIDE + head * WIDTH
-            tile = tl.load(of_states + local[:, None] * STATE_STRIDE + width[None, :], mask=is_row[:, None], other=0.0)
+            of_vectors = vectors + row * VECTOR_STRIDE + head * WIDTH
+            tile = tl.load(
+                of_vectors + local[:, None] * VECTOR_STRIDE + width[None, :], mask=is_row[:, None], other=0.0
+            )
             total += tl.dot(tl.trans(by_score), tile, input_precision="ieee")
     number = chunk * CHUNK + tl.arange(0, CHUNK)
     if DIRECTION > 0:
@@ -150,7 +152,7 @@ def _table_partial(
 
 @triton.jit
 def _first_at_least(slots, target, count, STEPS: tl.constexpr):
-    """The place of the first entry of a rising list that is not below the target one; the count where all are."""
+    """Return the index of the first entry of a sorted list that is at least the target; or the count."""
     low = target * 0
     high = low + count
     for _ in range(STEPS):
@@ -175,9 +177,9 @@ def _fold(
     STEPS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The sum over the offsets of each slot, in a fixed order.
+    """Sum over the offsets of each slot, in a fixed order.
 
-    Slots rise with the offset, so each has a run of offsets; the first and the last have all beyond the list, too.
+    Slots ascend with the offset, so each has a contiguous range; the first and the last also cover offsets beyond.
     """
     slot, head = tl.program_id(0), tl.program_id(1)
     width, lane = tl.arange(0, WIDTH), tl.arange(0, LANES)
@@ -195,8 +197,8 @@ def _fold(
     tl.store(out + (slot * HEADS + head) * WIDTH + width, total.to(out.dtype.element_ty))
 
 
-def expanded(table: Tensor, slots: Tensor, least: int, greatest: int) -> Expanded:
-    """The table with a row for every offset from the least to the greatest."""
+def expand(table: Tensor, slots: Tensor, least: int, greatest: int) -> Expanded:
+    """Return the table with one row per offset from `least` to `greatest`."""
     reach, (_, heads, width) = slots.shape[0] // 2, table.shape
     out = table.new_empty(greatest - least + 1, heads, width)
     lanes = triton.next_power_of_2(heads * width)
@@ -205,15 +207,15 @@ def expanded(table: Tensor, slots: Tensor, least: int, greatest: int) -> Expande
 
 
 def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tensor:
-    """The states' products with the table's rows at every pair, times a factor: (rows, heads, columns).
+    """Return the products of the vectors with the table's row of every pair, times a factor: (rows, heads, columns).
 
-    Entries beyond a sequence and its band are not written.
+    Entries beyond a sequence or its band are not written.
     """
-    rows, heads, width = side.states.shape
-    out = side.states.new_empty(rows, heads, buffer.columns)
-    tile = products_tile(side.states)
+    rows, heads, width = side.vectors.shape
+    out = side.vectors.new_empty(rows, heads, buffer.columns)
+    tile = products_tile(side.vectors)
     _products[triton.cdiv(side.max_length, tile.rows), heads, len(side.first)](
-        side.states,
+        side.vectors,
         table.rows,
         table.least,
         len(table.rows),
@@ -224,7 +226,7 @@ def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tens
         out,
         factor,
         table.reach,
-        side.states.stride(0),
+        side.vectors.stride(0),
         table.rows.stride(0),
         buffer.columns,
         HEADS=heads,
@@ -243,15 +245,15 @@ def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tens
 def table_gradient(
     side: Side, by_score: Tensor, slots: Tensor, rows: int, buffer: Buffer, *, is_causal: bool
 ) -> Tensor:
-    """The gradient of the table given that of the scores by pair, (rows, heads, width), float32.
+    """Return the gradient of the table, (rows, heads, width), float32, from the gradient of the scores.
 
-    Partial sums of a fixed choice of sequences and blocks are written apart and added in order: no atomic additions.
+    Partial sums over fixed sets of sequences and blocks are added in a fixed order, without atomics.
     """
-    _, heads, width = side.states.shape
+    _, heads, width = side.vectors.shape
     batch, reach, device = len(side.first), slots.shape[0] // 2, slots.device
-    tile = positions_tile(side.states)
+    tile = positions_tile(side.vectors)
     blocks = triton.cdiv(side.max_length, tile.rows)
-    # offsets query − key from the least to the greatest that a pair can have
+    # all offsets query − key that a pair can have
     queries, keys = (side.max_length, side.columns) if side.direction > 0 else (side.columns, side.max_length)
     if side.positions is not None:
         queries = keys
@@ -260,14 +262,14 @@ def table_gradient(
         least, greatest = max(least, 1 - reach), min(greatest, reach - 1)
     offsets = greatest - least + 1
     chunks = triton.cdiv(offsets, tile.columns)
-    target = max(1, triton.cdiv(1024, chunks * heads))
-    sequence_splits = min(batch, target)
-    block_splits = max(1, min(blocks, triton.cdiv(target, sequence_splits)))
+    min_splits = max(1, triton.cdiv(1024, chunks * heads))
+    sequence_splits = min(batch, min_splits)
+    block_splits = max(1, min(blocks, triton.cdiv(min_splits, sequence_splits)))
     splits = sequence_splits * block_splits
     partial = torch.empty(splits, offsets, heads, width, dtype=torch.float32, device=device)
     _table_partial[chunks, heads, splits](
         by_score,
-        side.states,
+        side.vectors,
         side.positions,
         side.first,
         side.length,
@@ -277,7 +279,7 @@ def table_gradient(
         offsets,
         batch,
         reach,
-        side.states.stride(0),
+        side.vectors.stride(0),
         buffer.columns,
         HEADS=heads,
         WIDTH=width,

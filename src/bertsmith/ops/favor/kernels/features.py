@@ -1,4 +1,4 @@
-"""Shared by the kernels: constants, tiles of rows, the feature map with its derivative, and how sums are split."""
+"""Shared by the kernels: constants, loads of rows, the feature map with its derivative, and splits of sums."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,47 +18,47 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @dataclass(frozen=True)
 class Curve:
-    """The feature map as the kernels know it."""
+    """The feature map of the kernels."""
 
     is_exponential: bool
-    """exp(u + norm · ‖x‖²) if so, relu(u) otherwise."""
+    """True for exp(u + norm · ‖x‖²), False for relu(u)."""
     norm: float
     epsilon: float
 
     def in_exponents(self, head_width: int) -> float:
-        """What ‖states‖² is multiplied by in an exponent of base 2."""
+        """Return the factor of the squared norm of a query or key in a base-2 exponent."""
         return self.norm * head_width**-0.5 * math.log2(math.e)
 
     def in_gradients(self, head_width: int) -> float:
-        """What states are multiplied by in the gradient of an exponent."""
+        """Return the factor of a query or key in the gradient of an exponent."""
         return 2 * self.norm * head_width**-0.5
 
     @property
     def logarithm(self) -> float:
-        """Of ε, in base 2."""
+        """The base-2 logarithm of ε."""
         return math.log2(self.epsilon) if self.epsilon > 0 else -1.0e30
 
 
-def fitting(tile: Tile, padded: int) -> Tile:
-    """The tile with columns that divide the padded number of features."""
-    # the greatest common divisor is a power of two, as the columns of every tile are
+def fit_tile(tile: Tile, padded: int) -> Tile:
+    """Return the tile with columns that divide the padded number of features."""
+    # a power of two, like the columns of every tile
     return replace(tile, columns=math.gcd(tile.columns, padded))
 
 
 @triton.jit
-def rows_of(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
-    """Rows of one head, 0 where there is none: (rows, WIDTH)."""
+def load_rows(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
+    """Load rows of one head, 0 at masked rows: (rows, WIDTH)."""
     column = tl.arange(0, WIDTH)
     positions = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
     return tl.load(states + positions, mask=is_row[:, None], other=0.0)
 
 
 @triton.jit
-def rows_again(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
-    """The same rows by a load of their own.
+def reload_rows(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
+    """Load the same rows a second time.
 
-    With loads under way Triton (3.6) keeps one buffer too few of a tile that a product and a sum both read, and may
-    fill it again before the product has read it. The policy keeps the two loads from being made one.
+    With pipelined loads Triton (3.6) allocates one buffer too few for a tile that both a product and a sum read, and
+    may overwrite it before the product has read it. The eviction policy keeps the compiler from merging the loads.
     """
     column = tl.arange(0, WIDTH)
     positions = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
@@ -66,8 +66,8 @@ def rows_again(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.con
 
 
 @triton.jit
-def matrix_of(matrix, feature, features, WIDTH: tl.constexpr):
-    """Rows of the random matrix, 0 for features beyond the last: (features, WIDTH)."""
+def load_matrix(matrix, feature, features, WIDTH: tl.constexpr):
+    """Load rows of the random matrix, 0 beyond the last feature: (features, WIDTH)."""
     column = tl.arange(0, WIDTH)
     positions = feature[:, None] * WIDTH + column[None, :]
     return tl.load(matrix + positions, mask=(feature < features)[:, None], other=0.0)
@@ -75,43 +75,43 @@ def matrix_of(matrix, feature, features, WIDTH: tl.constexpr):
 
 @triton.jit
 def product(left, right):
-    """The matrix product, summed in float32; both sides in the precision of the inputs."""
+    """Return the matrix product, accumulated in float32; both sides have the dtype of the inputs."""
     if IS_INTERPRETED:
-        # it would multiply the bits of bfloat16
+        # the interpreter stores bfloat16 as integers
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, input_precision="ieee")
 
 
 @triton.jit
-def narrowed(made, like):
-    """The tile in the precision of another; float16 keeps its largest number instead of ∞."""
+def narrow_to(values, like):
+    """Cast a tile to the dtype of another; float16 saturates instead of overflowing."""
     if like.dtype == tl.float16:
-        made = tl.minimum(tl.maximum(made, -65504.0), 65504.0)
-    return made.to(like.dtype)
+        values = tl.minimum(tl.maximum(values, -65504.0), 65504.0)
+    return values.to(like.dtype)
 
 
 @triton.jit
 def squares(states):
-    """‖states‖² of every row, in float32."""
+    """Return the squared norm of every row, in float32."""
     wide = states.to(tl.float32)
     return tl.sum(wide * wide, 1)
 
 
 @triton.jit
 def weight(u, by_feature, by_row, IS_EXPONENTIAL: tl.constexpr):
-    """The feature without ε times what belongs to its column and its row; both broadcast to the shape of u."""
+    """Return the feature without ε, times a factor per column and per row (exponents for exponential maps)."""
     return tl.exp2(u * LOG2_E + by_feature - by_row) if IS_EXPONENTIAL else tl.maximum(u, 0.0) * by_feature * by_row
 
 
 @triton.jit
 def slope(u, by_feature, by_row, IS_EXPONENTIAL: tl.constexpr):
-    """The derivative of `weight` by u."""
+    """Return the derivative of `weight` with respect to u."""
     if not IS_EXPONENTIAL:
         u = tl.where(u > 0.0, 1.0, 0.0)
     return weight(u, by_feature, by_row, IS_EXPONENTIAL)
 
 
-# tile.columns is the block of features a program holds sums for: a program that holds all of them can finish alone.
+# tile.columns is the number of features whose sums a program holds; a program that holds all can finish alone
 _TUNED: Tiles = {
     (2, 16): Tile(64, 256, warps=8, stages=3),
     (2, 32): Tile(64, 256, warps=8, stages=3),
@@ -121,13 +121,13 @@ _TUNED: Tiles = {
 }
 _DEFAULT = Tile(32, 64, warps=8, stages=1)
 _PROGRAMS = 264
-"""Two for each multiprocessor of the largest GPU in use."""
-_FEWEST_ROWS = 512
+"""Two per multiprocessor of an H100 or H200."""
+_MIN_ROWS = 512
 
 
 @dataclass(frozen=True)
 class RowSplits:
-    """`count` splits of `rows` rows for each sequence, and `blocks` blocks of features."""
+    """`count` splits of `rows` rows per sequence, and `blocks` blocks of features."""
 
     count: int
     rows: int
@@ -136,19 +136,19 @@ class RowSplits:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one program sees a whole sequence and all features."""
+        """Whether one program processes a whole sequence and all features."""
         return self.count * self.blocks == 1
 
     @classmethod
-    def of(cls, states: Tensor, sequences: int, max_length: int, padded: int, asked: Tile | None) -> "RowSplits":
-        """Enough programs to fill the GPU, none with too few rows to pay for its partial sums.
+    def of(cls, states: Tensor, sequences: int, max_length: int, padded: int, tiling: Tile | None) -> "RowSplits":
+        """Return enough splits to fill the GPU, each with enough rows to be worth its partial sums.
 
-        Shape: states (tokens, heads, head_width); sequences counts each head as its own.
+        Shape: states (tokens, heads, head_width); `sequences` counts every head separately.
         """
-        chosen = fitting(asked or tile(_TUNED, _DEFAULT, states.dtype, states.shape[-1]), padded)
+        chosen = fit_tile(tiling or tile(_TUNED, _DEFAULT, states.dtype, states.shape[-1]), padded)
         blocks = padded // chosen.columns
-        target = max(1, _PROGRAMS // max(1, sequences * blocks))
-        count = max(1, min(target, max_length // _FEWEST_ROWS))
+        max_splits = max(1, _PROGRAMS // max(1, sequences * blocks))
+        count = max(1, min(max_splits, max_length // _MIN_ROWS))
         rows = -(-max(1, max_length) // count)
         rows = -(-rows // chosen.rows) * chosen.rows
         return cls(-(-max(1, max_length) // rows), rows, blocks, chosen)

@@ -1,9 +1,9 @@
-"""The gradients of keys and values: sums over queries for every feature, and what each key takes from them.
+"""Gradients of keys and values: sums over queries per feature, and the gradient of every key from these sums.
 
 With P_qm the weight of feature m in query q, and δ_q the product of the output's row with its gradient:
 
     T_m = Σ_q P_qm · gradient_q,  t_m = Σ_q P_qm δ_q
-    by value_k = Σ_m φ_km / sum_m · T_m,  by exponent_km = bare feature / sum_m · (T_m · value_k − t_m)
+    by value_k = Σ_m φ_km / sum_m · T_m,  by exponent_km = (φ_km − ε) / sum_m · (T_m · value_k − t_m)
 """
 
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from bertsmith.ops.favor.kernels.features import (
     NONE,
     Curve,
     RowSplits,
-    fitting,
-    matrix_of,
+    fit_tile,
+    load_matrix,
+    load_rows,
     product,
-    rows_again,
-    rows_of,
+    reload_rows,
     slope,
     squares,
     weight,
@@ -39,10 +39,8 @@ _DEFAULT = Tile(32, 32, warps=8, stages=1)
 
 
 @triton.jit
-def _finished(
-    sums, along, added, added_along, biases, shifts, count, epsilon, log_epsilon, IS_EXPONENTIAL: tl.constexpr
-):
-    """(T, t) with ε, over min(n, 1024) as the shares of `memory` are times it; Σ_m ε / sum_m · T_m, without it."""
+def _finish(sums, along, added, added_along, biases, shifts, count, epsilon, log_epsilon, IS_EXPONENTIAL: tl.constexpr):
+    """Return T and t with ε, divided by min(n, 1024), the scale of the shares in `memory`, and Σ_m ε / sum_m · T_m."""
     share = tl.minimum(tl.maximum(count, 1).to(tl.float32), 1024.0)
     if IS_EXPONENTIAL:
         size = tl.exp2(biases)
@@ -70,7 +68,7 @@ def _gather(
     count = tl.load(length + sequence)
     feature = tl.program_id(2) * FEATURES + tl.arange(0, FEATURES)
     column = tl.arange(0, WIDTH)
-    weights = matrix_of(matrix, feature, features, WIDTH)
+    weights = load_matrix(matrix, feature, features, WIDTH)
     biases = tl.load(bias + position * PADDED + feature)
     sums = tl.zeros([FEATURES, WIDTH], tl.float32)
     along = tl.zeros([FEATURES], tl.float32)
@@ -82,8 +80,8 @@ def _gather(
         is_row = row < end
         row += begin
         at = row.to(tl.int64) * heads + head
-        q = rows_of(query, row, head, query_row, query_head, is_row, WIDTH)
-        given = rows_of(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
+        q = load_rows(query, row, head, query_row, query_head, is_row, WIDTH)
+        upstream_rows = load_rows(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
         if IS_EXPONENTIAL:
             normaliser = tl.load(by_row + at, mask=is_row, other=-NONE)
         else:
@@ -91,16 +89,16 @@ def _gather(
         delta = tl.load(by_total + at, mask=is_row, other=0.0)
         share = tl.load(epsilon_share + at, mask=is_row, other=0.0)
         u = product(weights, tl.trans(q))
-        made = weight(u, biases[:, None], normaliser[None, :], IS_EXPONENTIAL)
-        sums += product(made.to(given.dtype), given)
-        along += tl.sum(made * delta[None, :], 1)
-        again = rows_again(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
+        phi = weight(u, biases[:, None], normaliser[None, :], IS_EXPONENTIAL)
+        sums += product(phi.to(upstream_rows.dtype), upstream_rows)
+        along += tl.sum(phi * delta[None, :], 1)
+        again = reload_rows(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
         added += tl.sum(share[:, None] * again.to(tl.float32), 0)
         added_along += tl.sum(share * delta, 0)
     if IS_WHOLE:
         shifts = tl.load(shift + position * PADDED + feature)
         keys = tl.load(key_length + sequence)
-        sums, along, floor = _finished(
+        sums, along, floor = _finish(
             sums, along, added, added_along, biases, shifts, keys, epsilon, log_epsilon, IS_EXPONENTIAL
         )
         at = position * PADDED + feature
@@ -112,7 +110,7 @@ def _gather(
         at = part * PADDED + feature
         tl.store(partial_sums + at[:, None] * WIDTH + column[None, :], sums)
         tl.store(partial_along + at, along)
-        # every block of features has the same
+        # the same for every block of features
         if tl.program_id(2) == 0:
             tl.store(partial_added + part * (WIDTH + 1) + column, added)
             tl.store(partial_added + part * (WIDTH + 1) + WIDTH, added_along)
@@ -128,7 +126,7 @@ def _join(
     head, sequence = tl.program_id(1), tl.program_id(2)
     position = (sequence * heads + head).to(tl.int64)
     feature = tl.arange(0, ALL)
-    is_kept = feature < PADDED
+    is_feature = feature < PADDED
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros([ALL, COLUMNS], tl.float32)
     along = tl.zeros([ALL], tl.float32)
@@ -137,24 +135,24 @@ def _join(
     for split in range(splits):
         part = position * splits + split
         at = part * PADDED + feature
-        sums += tl.load(partial_sums + at[:, None] * WIDTH + column[None, :], mask=is_kept[:, None], other=0.0)
-        along += tl.load(partial_along + at, mask=is_kept, other=0.0)
+        sums += tl.load(partial_sums + at[:, None] * WIDTH + column[None, :], mask=is_feature[:, None], other=0.0)
+        along += tl.load(partial_along + at, mask=is_feature, other=0.0)
         added += tl.load(partial_added + part * (WIDTH + 1) + column)
         added_along += tl.load(partial_added + part * (WIDTH + 1) + WIDTH)
     at = position * PADDED + feature
-    biases = tl.load(bias + at, mask=is_kept, other=NONE if IS_EXPONENTIAL else 0.0)
-    shifts = tl.load(shift + at, mask=is_kept, other=0.0)
+    biases = tl.load(bias + at, mask=is_feature, other=NONE if IS_EXPONENTIAL else 0.0)
+    shifts = tl.load(shift + at, mask=is_feature, other=0.0)
     keys = tl.load(key_length + sequence)
-    sums, along, floor = _finished(
+    sums, along, floor = _finish(
         sums, along, added, added_along, biases, shifts, keys, epsilon, log_epsilon, IS_EXPONENTIAL
     )
     tl.store(
-        sums_out + at[:, None] * WIDTH + column[None, :], sums.to(sums_out.dtype.element_ty), mask=is_kept[:, None]
+        sums_out + at[:, None] * WIDTH + column[None, :], sums.to(sums_out.dtype.element_ty), mask=is_feature[:, None]
     )
     tl.store(floor_out + position * WIDTH + column, floor)
-    # all blocks of columns have the same
+    # the same for all blocks of columns
     if tl.program_id(0) == 0:
-        tl.store(along_out + at, along, mask=is_kept)
+        tl.store(along_out + at, along, mask=is_feature)
 
 
 @triton.jit
@@ -173,9 +171,9 @@ def _key_gradient(
     row += tl.load(first + sequence)
     position = (sequence * heads + head).to(tl.int64)
     column = tl.arange(0, WIDTH)
-    k = rows_of(key, row, head, key_row, key_head, is_row, WIDTH)
-    v = rows_of(value, row, head, value_row, value_head, is_row, WIDTH)
-    # rows beyond the sequence have exponents of nobody
+    k = load_rows(key, row, head, key_row, key_head, is_row, WIDTH)
+    v = load_rows(value, row, head, value_row, value_head, is_row, WIDTH)
+    # rows beyond the sequence get the exponent −∞
     by_row = tl.where(is_row, -norm * squares(k), -NONE) if IS_EXPONENTIAL else tl.full([ROWS], 1.0, tl.float32)
     gradient = tl.zeros([ROWS, WIDTH], tl.float32)
     by_values = tl.zeros([ROWS, WIDTH], tl.float32) + tl.load(floor + position * WIDTH + column)[None, :]
@@ -183,17 +181,17 @@ def _key_gradient(
     for start in range(0, PADDED, COLUMNS):
         feature = start + tl.arange(0, COLUMNS)
         at = position * PADDED + feature
-        weights = matrix_of(matrix, feature, features, WIDTH)
-        taken = tl.load(sums + at[:, None] * WIDTH + column[None, :])
+        weights = load_matrix(matrix, feature, features, WIDTH)
+        query_sums = tl.load(sums + at[:, None] * WIDTH + column[None, :])
         shifts = tl.load(shift + at)
         if IS_EXPONENTIAL:
             shifts = -shifts
         u = product(k, tl.trans(weights))
-        made = weight(u, shifts[None, :], by_row[:, None], IS_EXPONENTIAL)
-        by_feature = product(v, tl.trans(taken)) - tl.load(along + at)[None, :]
-        by_values += product(made.to(taken.dtype), taken)
+        phi = weight(u, shifts[None, :], by_row[:, None], IS_EXPONENTIAL)
+        by_feature = product(v, tl.trans(query_sums)) - tl.load(along + at)[None, :]
+        by_values += product(phi.to(query_sums.dtype), query_sums)
         if IS_EXPONENTIAL:
-            by_u = made * by_feature
+            by_u = phi * by_feature
             by_norm += tl.sum(by_u, 1)
         else:
             by_u = slope(u, shifts[None, :], by_row[:, None], IS_EXPONENTIAL) * by_feature
@@ -205,7 +203,7 @@ def _key_gradient(
 
 
 class QuerySums(NamedTuple):
-    """T, t and floor of every sequence and head; floor is what every value gets through ε.
+    """T, t and floor of every sequence and head; floor is the gradient of every value through ε.
 
     Shape: sums (batch, heads, padded, head_width), along (batch, heads, padded), floor (batch, heads, head_width).
     """
@@ -225,35 +223,35 @@ def sum_queries(
     reading: Reading,
     by_total: Tensor,
     curve: Curve,
-    asked: Tile | None = None,
+    tiling: Tile | None = None,
 ) -> QuerySums:
-    """Sum up the gradients of the output over the queries of every sequence and head."""
+    """Sum the gradients of the output over the queries of every sequence and head."""
     first, length, max_length = sequences.first, sequences.length, sequences.max_length
     bias, shift, by_row, epsilon_share = memory.bias, memory.shift, reading.by_row, reading.epsilon_share
     (_, heads, width), (batch, _, padded) = query.shape, bias.shape
-    cut = RowSplits.of(query, batch * heads, max_length, padded, asked)
+    splits = RowSplits.of(query, batch * heads, max_length, padded, tiling)
     sums = query.new_empty(batch, heads, padded, width)
     along = query.new_empty(batch, heads, padded, dtype=torch.float32)
     floor = query.new_empty(batch, heads, width, dtype=torch.float32)
-    parts = 0 if cut.is_whole else cut.count
+    parts = 0 if splits.is_whole else splits.count
     partial_sums = query.new_empty(batch, heads, parts, padded, width, dtype=torch.float32)
     partial_along = query.new_empty(batch, heads, parts, padded, dtype=torch.float32)
     partial_added = query.new_empty(batch, heads, parts, width + 1, dtype=torch.float32)
     if batch * heads == 0:
         return QuerySums(sums, along, floor)
-    _gather[(heads, batch * cut.count, cut.blocks)](
+    _gather[(heads, batch * splits.count, splits.blocks)](
         query, upstream, matrix, first, length, key_length, bias, shift, by_row, epsilon_share, by_total,
         sums, along, floor, partial_sums, partial_along, partial_added,
         query.stride(0), query.stride(1), upstream.stride(0), upstream.stride(1),
-        heads, cut.count, cut.rows, matrix.shape[0], curve.epsilon, curve.logarithm,
-        IS_EXPONENTIAL=curve.is_exponential, IS_WHOLE=cut.is_whole,
-        PADDED=padded, WIDTH=width, ROWS=cut.tile.rows, FEATURES=cut.tile.columns,
-        num_warps=cut.tile.warps, num_stages=cut.tile.stages,
+        heads, splits.count, splits.rows, matrix.shape[0], curve.epsilon, curve.logarithm,
+        IS_EXPONENTIAL=curve.is_exponential, IS_WHOLE=splits.is_whole,
+        PADDED=padded, WIDTH=width, ROWS=splits.tile.rows, FEATURES=splits.tile.columns,
+        num_warps=splits.tile.warps, num_stages=splits.tile.stages,
     )  # fmt: skip
-    if not cut.is_whole:
+    if not splits.is_whole:
         _join[(width // 16, heads, batch)](
             partial_sums, partial_along, partial_added, key_length, bias, shift, sums, along, floor,
-            heads, cut.count, curve.epsilon, curve.logarithm,
+            heads, splits.count, curve.epsilon, curve.logarithm,
             IS_EXPONENTIAL=curve.is_exponential,
             PADDED=padded, WIDTH=width, ALL=triton.next_power_of_2(padded), COLUMNS=16,
         )  # fmt: skip
@@ -268,13 +266,13 @@ def key_gradient(
     shift: Tensor,
     sums: QuerySums,
     curve: Curve,
-    asked: Tile | None = None,
+    tiling: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of keys and values, (tokens, heads, head_width)."""
+    """Return the gradients of keys and values, (tokens, heads, head_width)."""
     first, length, max_length = sequences.first, sequences.length, sequences.max_length
     (tokens, heads, width), (batch, _, padded) = key.shape, shift.shape
     by_key, by_value = (sequences.empty(key, tokens, heads, width) for _ in range(2))
-    chosen = fitting(asked or tile(_TUNED, _DEFAULT, key.dtype, width), padded)
+    chosen = fit_tile(tiling or tile(_TUNED, _DEFAULT, key.dtype, width), padded)
     grid = (triton.cdiv(max_length, chosen.rows), heads, batch)
     if tokens * heads * max_length:
         _key_gradient[grid](

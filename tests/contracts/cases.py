@@ -1,4 +1,4 @@
-"""The tables the contracts run over: a new kind added to a table is tested without a new test."""
+"""Tables of cases that the contract tests run over: a new entry is tested without a new test."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ MEMORY_CASES = [name for name, config in MIXER_CASES.items() if config.reads_mem
 def forward_context(
     layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None
 ) -> ForwardContext:
-    """A call as an encoder makes it, with a relative table and turns for those who read them."""
+    """Return a context as an encoder builds it, with a relative table and rotations."""
     table = RelativeConfig(span=8, max_distance=10).build(WIDTH).double()
     with torch.no_grad():
         table.table.copy_(torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
@@ -106,7 +106,7 @@ def forward_context(
 
 
 def tiny_model(name: str, seed: int = 0, layers: int = TINY["layers"]) -> Model:
-    """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
+    """Build a tiny version of a preset, in float64, with weights large enough for every module to matter."""
     name, _, variant = name.partition(" ")
     sizes = {**TINY, "layers": layers}
     config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
@@ -119,7 +119,7 @@ def tiny_model(name: str, seed: int = 0, layers: int = TINY["layers"]) -> Model:
 
 
 def _pre_norm(config: ModelConfig) -> ModelConfig:
-    """The same network with RMS norms before the parts, a last norm, sinusoid positions, gates, biases and all."""
+    """Return the config with pre-norm RMSNorm, a final norm, sinusoid positions and gated feed-forwards."""
     encoder, norm = config.encoder, NormConfig(placement="pre", kind="rms")
     feedforward = encoder.layers[0].feedforward.changed(is_gated=True, activation="silu")
     layers = tuple(layer.changed(norm=norm, feedforward=feedforward) for layer in encoder.layers)
@@ -128,7 +128,7 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
 
 
 def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
-    """The same network with parts that all layers share."""
+    """Return a function that makes all layers of a config share modules."""
     return lambda config: config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": sharing})})
 
 
@@ -138,14 +138,14 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "sharing feed-forwards": _shares("feedforward"),
 }
 
-# one of each architecture, as sizes of one differ in numbers only, and those whose numbers switch a part on
+# one preset per architecture, and the presets whose settings switch on another part
 FAMILIES = sorted({architecture: name for name, (architecture, _) in reversed(PRESETS.items())}.values())
 FAMILIES += ["convbert-medium-small", "dynamicconv-base", "performer-relu-base"]
 FAMILIES += [f"bert-tiny {variant}" for variant in VARIANTS]
 
 
 def orders_of(model: Model) -> tuple[list[Tensor], list[Tensor]]:
-    """New orders for the heads and the neurons of every layer, the same for layers that share them."""
+    """Return random orders of the heads and neurons of every layer, the same for layers that share them."""
     sharing, units = model.config.encoder.sharing, model.encoder.units
     heads, neurons = [torch.randperm(u.heads) for u in units], [torch.randperm(u.neurons) for u in units]
     return (
@@ -165,7 +165,7 @@ def padded_layout(lengths: list[int], extra: int = 0) -> SequenceLayout:
 
 
 def rows_of(items: list[Tensor], extra: int = 0, filling: float = 0.0) -> Tensor:
-    """Sequences as padded rows whose pads hold `filling`."""
+    """Pad sequences with `filling`."""
     max_length = max(len(item) for item in items) + extra
     rows = torch.full((len(items), max_length, *items[0].shape[1:]), filling, dtype=items[0].dtype)
     for row, item in zip(rows, items, strict=True):
@@ -175,13 +175,13 @@ def rows_of(items: list[Tensor], extra: int = 0, filling: float = 0.0) -> Tensor
 
 @dataclass(frozen=True)
 class OpCase:
-    """An op, its forms and what to call it with."""
+    """An op, its backends and its inputs."""
 
     op: Callable[..., Tensor]
-    """Of tensors, and by name `layout`, `is_causal` and `backend`."""
+    """Takes tensors, and the keyword arguments `layout`, `is_causal` and `backend`."""
     backends: Implementations[Any]
     tensors: Callable[[tuple[int, ...]], list[Tensor]]
-    """What the op is given besides a layout, for places of the shape (batch, length) or (tokens,)."""
+    """Return the tensor arguments for a leading shape of (batch, length) or (tokens,)."""
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -200,7 +200,7 @@ def _disentangled(has_keys: bool, has_queries: bool, has_positions: bool = False
         positions = torch.arange(query.shape[:-2].numel()).mul(5).remainder(9).view(query.shape[:-2])
         relative = disentangled.RelativePositions(torch.empty(0), slots, positions if has_positions else None)
         rows = iter(tables)
-        pair = [next(rows) if there else None for there in (has_keys, has_queries)]
+        pair = [next(rows) if has_table else None for has_table in (has_keys, has_queries)]
         options = {"is_causal": is_causal, "backend": backend}
         return disentangled.disentangled(query, key, value, *pair, layout, relative, **options)
 
@@ -239,9 +239,9 @@ OP_CASES: dict[str, OpCase] = {
     "disentangled c2p": _disentangled(True, False),
     "disentangled p2c": _disentangled(False, True),
     "disentangled content": _disentangled(False, False),
-    "disentangled places": _disentangled(True, True, has_positions=True),
-    "disentangled c2p places": _disentangled(True, False, has_positions=True),
-    "disentangled p2c places": _disentangled(False, True, has_positions=True),
+    "disentangled positions": _disentangled(True, True, has_positions=True),
+    "disentangled c2p positions": _disentangled(True, False, has_positions=True),
+    "disentangled p2c positions": _disentangled(False, True, has_positions=True),
     "depthwise": _depthwise(),
     "depthwise legacy": _depthwise(legacy_padding=True),
     "light_conv": _light_conv(is_fixed=True),

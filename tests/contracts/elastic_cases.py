@@ -1,4 +1,4 @@
-"""Elastic models of every family with the heads of tasks, batches that all of these read, random sub-networks."""
+"""Elastic models of every family with task heads, batches for them, and random sub-networks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from bertsmith.training.phases import ExamplePhase
 from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.step import TrainStep
 
-# not the one with a decoder, which has no task's head, nor generators, which differ from their families in sizes
+# without the encoder-decoder, which has no task head, and generators, which differ from their families in size only
 ENCODERS = [name for name in FAMILIES if name != "transformer-tiny" and not name.endswith("-generator")]
 LENGTHS = (7, 1, 4, 6)
 LABELS = ("a", "b", "c")
@@ -37,7 +37,7 @@ HEADS: dict[str, tuple[HeadConfig, Supervised]] = {
 
 
 def elastic_model(name: str, task: str = "classification", seed: int = 0, layers: int = 3) -> Model:
-    """A tiny model of a family with the head of a task, in float64, without dropout."""
+    """Build a tiny model of a family with a task head, in float64, without dropout."""
     head, _ = HEADS[task]
     model = with_task_head(tiny_model(name, seed, layers), head, seed=seed).double().eval()
     with torch.no_grad():
@@ -47,26 +47,26 @@ def elastic_model(name: str, task: str = "classification", seed: int = 0, layers
 
 
 def task_batch(layout: str = "packed", lengths: Sequence[int] = LENGTHS, first: int = 0) -> TaskBatch:
-    """Sequences with targets of every task; those from `first` on are the same in any batch that has them."""
+    """Build a batch with targets of every task; a sequence with the same number is the same in every batch."""
     draws = [torch.Generator().manual_seed(first + position) for position in range(len(lengths))]
     texts = [torch.randint(1, 50, (length,), generator=draw) for length, draw in zip(lengths, draws, strict=True)]
     tags = [torch.randint(-1, 3, (length,), generator=draw) for length, draw in zip(lengths, draws, strict=True)]
-    tags = [torch.where(own < 0, IGNORED, own) for own in tags]
+    tags = [torch.where(tag < 0, IGNORED, tag) for tag in tags]
     numbers = torch.arange(first, first + len(lengths))
     is_packed = layout == "packed"
 
-    def laid(rows: list[Tensor], filling: int) -> Tensor:
+    def join(rows: list[Tensor], filling: int) -> Tensor:
         return torch.cat(rows) if is_packed else rows_of(rows, extra=2, filling=filling)
 
     return TaskBatch(
-        tokens=laid(texts, 0),
+        tokens=join(texts, 0),
         layout=packed_layout(list(lengths)) if is_packed else padded_layout(list(lengths), extra=2),
         types=None,
         item=numbers,
         targets={
             "label": numbers % 3,
             "value": numbers.double() - 1.5,
-            "tags": laid(tags, IGNORED),
+            "tags": join(tags, IGNORED),
             "start": torch.zeros(len(lengths), dtype=torch.long),
             "end": torch.tensor([length - 1 for length in lengths]),
         },
@@ -75,7 +75,7 @@ def task_batch(layout: str = "packed", lengths: Sequence[int] = LENGTHS, first: 
 
 
 def random_subnet(units: Sequence[LayerCut], draw: Random) -> Subnet:
-    """Some of the layers, each with heads and neurons of its own."""
+    """Draw a sub-network with some of the layers and different heads and neurons in each."""
     layers = tuple(sorted(draw.sample(range(len(units)), draw.randint(1, len(units)))))
     heads = tuple(draw.randint(1, units[index].heads) for index in layers)
     groups = [units[index].groups for index in layers]
@@ -88,18 +88,18 @@ def random_subnet(units: Sequence[LayerCut], draw: Random) -> Subnet:
 def step_gradients(
     model: Model, objective: Objective, batches: Sequence[TaskBatch], out: Path, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The gradients that one optimiser step of the trainer's engine moves the weights by."""
+    """Return the gradients of one optimiser step of the trainer."""
     optimizer = OptimizerConfig(learning_rate=1e-3, clip=0.0)
     method = Method(RunConfig(steps=1), optimizer, ScheduleConfig(), (ExamplePhase(0.0, 16, len(batches), 1),))
     engine = TrainStep(model, objective, method, out, device="cpu")
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
 
     def step() -> None:
-        found.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        gradients.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
     engine.optimizer.step = step  # type: ignore[method-assign]
     prepared = [engine.objective.prepare(batch, seed) for batch in batches]
     engine.learn(
         prepared, [(position,) for position in range(len(batches))], 1e-3, Meter(objective.terms, engine.device)
     )
-    return found
+    return gradients

@@ -1,4 +1,4 @@
-"""Heads of tasks as every family has them, their Auto classes, and what both sides say of one batch."""
+"""Task heads of every family, their Auto classes, and the outputs of bertsmith and transformers for one batch."""
 
 import warnings
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from cases import FAMILIES, tiny_model
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import bertsmith.hf  # noqa: F401 (our folders open from here on)
+import bertsmith.hf  # noqa: F401 (registers the bertsmith classes)
 from bertsmith.checkpoint.hf.writing import HfExport
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.attach_heads import with_task_head
@@ -21,7 +21,7 @@ from bertsmith.models.heads.task import EmbedderConfig, SpansConfig, TaggerConfi
 from bertsmith.models.model import Model
 from bertsmith.tasks.texts import classifier_head
 
-with warnings.catch_warnings():  # of torch.jit.script, which their DeBERTa uses when it is first imported
+with warnings.catch_warnings():  # transformers' DeBERTa uses torch.jit.script on import
     warnings.simplefilter("ignore", DeprecationWarning)
     from transformers import DebertaModel, DebertaV2Model  # noqa: F401
 
@@ -42,13 +42,13 @@ _BY_FAMILY = {
     "choice": {"bert", "albert", "electra", "convbert", "deberta-v2"},
     "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2"},
 }
-# theirs read ELECTRA and ConvBERT through a layer of the head's own, ModernBERT through a norm
+# transformers' heads of ELECTRA and ConvBERT have an additional layer, ModernBERT's an additional norm
 NATIVE = {**_BY_FAMILY, "regression": _BY_FAMILY["classification"], "spans": _BY_FAMILY["tagging"]}
 NATIVE["embedding"] = _BY_FAMILY["tagging"] | {"modern"}
 
 
 def task_model(name: str, task: str, layers: int = 2) -> Model:
-    """A tiny model of a family with the head of a task, in float64, with weights that all matter."""
+    """Build a tiny model of a family with a task head, in float64, with weights large enough to matter."""
     base = tiny_model(name, layers=layers)
     model = with_task_head(base, TASK_HEADS[task](base.config), seed=0).double().eval()
     with torch.no_grad():
@@ -58,49 +58,49 @@ def task_model(name: str, task: str, layers: int = 2) -> Model:
 
 
 def is_native(model: Model, name: str, task: str) -> bool:
-    """Whether a class of theirs computes the same; variants of a preset are networks that they do not have."""
+    """Return whether a transformers class computes the same; it has no classes for variants of a preset."""
     return " " not in name and model.config.family in NATIVE[task]
 
 
 def inputs(task: str, *, has_pads: bool = True) -> dict[str, Tensor]:
-    """Three sequences for us; for choices of theirs an axis more is put in."""
+    """Return three sequences; `theirs` adds an axis for multiple choice."""
     ids = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(4))
     lengths = torch.tensor([9, 1, 5] if has_pads else [9, 9, 9])
     mask = (torch.arange(9) < lengths[:, None]).long()
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def ours(model: Model, given: dict[str, Tensor]) -> Tensor:
-    """What our head says, 0 at pads."""
-    layout = SequenceLayout.rows(given["input_ids"], given["attention_mask"])
-    return _without_pads(model.outputs(given["input_ids"], layout), given)
+def ours(model: Model, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the outputs of the bertsmith model, 0 at padding."""
+    layout = SequenceLayout.rows(inputs["input_ids"], inputs["attention_mask"])
+    return _without_padding(model.outputs(inputs["input_ids"], layout), inputs)
 
 
 def auto_class(plan: HfExport) -> type:
-    """The Auto class that opens what was written."""
+    """Return the Auto class of an export."""
     name = plan.architecture.partition("For")[2]
     return getattr(transformers, f"AutoModelFor{name}" if name else "AutoModel")
 
 
 def opened(plan: HfExport, folder: Path, **settings: Any) -> transformers.PreTrainedModel:
-    """The model as `transformers` opens it, in float64."""
+    """Load an exported model with `transformers`, in float64."""
     return auto_class(plan).from_pretrained(folder, dtype=torch.float64, **settings).eval()
 
 
-def theirs(model: transformers.PreTrainedModel, task: str, given: dict[str, Tensor]) -> Tensor:
-    """What they say, in the shape of ours, 0 at pads."""
+def theirs(model: transformers.PreTrainedModel, task: str, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the outputs of the transformers model in the shape of `ours`, 0 at padding."""
     if task == "choice":
-        said = model(**{name: tensor[None] for name, tensor in given.items()})
-        return said.logits[0, :, None]  # (1, choices) -> (sequences, 1)
-    said = model(**given)
+        output = model(**{name: tensor[None] for name, tensor in inputs.items()})
+        return output.logits[0, :, None]  # (1, choices) -> (sequences, 1)
+    output = model(**inputs)
     if task == "embedding" and model.config.model_type == "bertsmith":
-        return said.pooler_output
-    if task == "embedding":  # what sentence-transformers does with their states
-        is_token = given["attention_mask"][..., None]
-        return normalize((said.last_hidden_state * is_token).sum(1) / is_token.sum(1), dim=-1)
-    made = torch.stack([said.start_logits, said.end_logits], dim=-1) if task == "spans" else said.logits
-    return _without_pads(made, given)
+        return output.pooler_output
+    if task == "embedding":  # mean pooling, as in sentence-transformers
+        is_token = inputs["attention_mask"][..., None]
+        return normalize((output.last_hidden_state * is_token).sum(1) / is_token.sum(1), dim=-1)
+    logits = torch.stack([output.start_logits, output.end_logits], dim=-1) if task == "spans" else output.logits
+    return _without_padding(logits, inputs)
 
 
-def _without_pads(said: Tensor, given: dict[str, Tensor]) -> Tensor:
-    return said * given["attention_mask"][..., None] if said.dim() == 3 else said
+def _without_padding(output: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    return output * inputs["attention_mask"][..., None] if output.dim() == 3 else output

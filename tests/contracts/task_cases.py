@@ -1,4 +1,4 @@
-"""Sample data of every kind of task: a new kind is tested by its row here."""
+"""Sample data of every task kind: a new kind is tested by adding an entry here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TaskCase:
-    """Rows of a kind of task, at least four, that differ in length and in what is right."""
+    """Rows of a task kind, at least four, with different lengths and targets."""
 
     rows: Sequence[Mapping[str, Any]]
     targets: tuple[str, ...]
-    """The columns that are not there when something is to be predicted."""
+    """Target columns; missing in rows for prediction."""
     kind: str
     task: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the task besides what the rows show."""
+    """Task settings that cannot be inferred from the rows."""
     is_recognised: bool = True
-    """Whether the rows show which kind they are; else it must be told."""
+    """Whether the kind is inferred from the rows; otherwise it must be set."""
     is_scored_alone: bool = True
-    """Whether what is right, judged against itself, has the best score there is."""
+    """Whether the targets, scored against themselves, get the best score."""
     settings: tuple[str, ...] = ()
     """Settings of the run, such as sequences.length=32."""
 

@@ -1,4 +1,4 @@
-"""A causal call equals a network whose config is causal, over every mixer and one preset of each family."""
+"""A causal forward pass equals a network with a causal config, for every mixer and one preset of each family."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 def both(config: MixerConfig) -> tuple[Mixer, Mixer]:
-    """The mixer as its config has it, and its causal form with the same weights."""
+    """Return the mixer of a config, and its causal version with the same weights."""
     mixer, causal = (form.build(WIDTH).double().eval() for form in (config, config.changed(is_causal=True)))
     with torch.no_grad():
         for parameter in mixer.parameters():
@@ -33,7 +33,7 @@ def both(config: MixerConfig) -> tuple[Mixer, Mixer]:
 
 @every_mixer
 @pytest.mark.parametrize("cut", [None, LayerCut(2, 1)], ids=["whole", "cut"])
-def test_a_causal_call_makes_a_mixer_causal(config: MixerConfig, cut: LayerCut | None) -> None:
+def test_causal_context_makes_a_mixer_causal(config: MixerConfig, cut: LayerCut | None) -> None:
     mixer, causal = both(config)
     for layout, shape in ((packed_layout([5, 12, 1]), (18,)), (padded_layout([7, 3], 2), (2, 9))):
         hidden = torch.randn(*shape, WIDTH, dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_a_causal_call_makes_a_mixer_causal(config: MixerConfig, cut: LayerCut |
 
 
 @every_mixer
-def test_the_future_changes_nothing_before(config: MixerConfig) -> None:
+def test_causal_mixer_ignores_future_tokens(config: MixerConfig) -> None:
     mixer, _ = both(config)
     context = replace(forward_context(packed_layout([9])), is_causal=True)
     hidden = torch.randn(9, WIDTH, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_the_future_changes_nothing_before(config: MixerConfig) -> None:
 
 
 @every_mixer
-def test_a_causal_call_can_be_taken_in_steps(config: MixerConfig) -> None:
+def test_causal_context_can_decode_step_by_step(config: MixerConfig) -> None:
     mixer, _ = both(config)
     hidden = torch.randn(2, 7, WIDTH, dtype=torch.float64)
     expected = mixer(hidden, replace(forward_context(padded_layout([7, 7])), is_causal=True))
@@ -70,14 +70,14 @@ def test_a_causal_call_can_be_taken_in_steps(config: MixerConfig) -> None:
         torch.testing.assert_close(mixed, expected[:, position], rtol=0, atol=1e-10)
 
 
-def causal_twin(model: Model) -> Model:
+def causal_copy(model: Model) -> Model:
     return rebuild(model, model.config.causal())
 
 
 @every_family
-def test_a_causal_call_makes_an_encoder_causal(name: str) -> None:
+def test_causal_call_makes_an_encoder_causal(name: str) -> None:
     model = tiny_model(name)
-    twin = causal_twin(model)
+    twin = causal_copy(model)
     assert all(layer.mixer.is_causal for layer in twin.config.encoder.layers)
     tokens, layout = torch.randint(0, 50, (13,)), packed_layout([5, 1, 7])
     for subnet in (None, Subnet(width=0.5, depth=0.67)):
@@ -93,12 +93,12 @@ def test_a_causal_call_makes_an_encoder_causal(name: str) -> None:
 
 
 @every_family
-def test_the_future_of_a_sequence_changes_nothing_before(name: str) -> None:
+def test_causal_encoder_ignores_future_tokens(name: str) -> None:
     model, layout = tiny_model(name), packed_layout([9, 4])
     tokens = torch.randint(0, 25, (13,))
     changed = tokens.clone()
     changed[5:9] += 25
-    for form, is_causal in ((model, True), (causal_twin(model), False)):
+    for form, is_causal in ((model, True), (causal_copy(model), False)):
         before, after = (form.encoder(given, layout, is_causal=is_causal) for given in (tokens, changed))
         torch.testing.assert_close(after[:5], before[:5], rtol=0, atol=1e-11)
         assert not torch.allclose(after[5:9], before[5:9])
@@ -106,12 +106,12 @@ def test_the_future_of_a_sequence_changes_nothing_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "universal" not in name and "transformer" not in name])
-def test_states_for_the_head_are_causal_too(name: str) -> None:
-    """With the mask decoder, where a model has one, in both of its steps."""
+def test_masked_states_are_causal(name: str) -> None:
+    """Includes both steps of the mask decoder, if the model has one."""
     model, tokens, layout = tiny_model(name), torch.randint(0, 50, (12,)), packed_layout([5, 7])
     positions = torch.randperm(12)
     states = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=positions)).masked_states
-    expected = causal_twin(model).run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
+    expected = causal_copy(model).run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
     assert torch.equal(states, expected)
     tokens[8:] = (tokens[8:] + 7) % 50
     after = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=positions)).masked_states
@@ -121,7 +121,7 @@ def test_states_for_the_head_are_causal_too(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_causal_call_compiles_as_one_graph() -> None:
+def test_causal_call_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model = tiny_model("deberta-v2-xlarge", layers=2)
     compiled = torch.compile(model.run, fullgraph=True, backend="aot_eager")
@@ -131,8 +131,8 @@ def test_a_causal_call_compiles_as_one_graph() -> None:
     torch.testing.assert_close(states, model.run(inputs, want).masked_states, rtol=0, atol=1e-11)
 
 
-def test_a_decoder_still_sees_its_whole_memory() -> None:
-    """Causality is a matter of the own sequence: its mixers are causal anyway, cross mixers never are."""
+def test_decoder_attends_to_its_whole_memory() -> None:
+    """Only self-attention is causal, never cross-attention."""
     model = tiny_model("transformer-base")
     tokens, layout = torch.randint(0, 50, (6,)), packed_layout([4, 2])
     memory = Memory(torch.randn(9, WIDTH, dtype=torch.float64), packed_layout([4, 5]))
@@ -141,8 +141,8 @@ def test_a_decoder_still_sees_its_whole_memory() -> None:
     assert torch.equal(model.decoder(tokens, layout, memory=memory, table=table, is_causal=True), plain)
 
 
-def test_what_cannot_be_causal_is_said() -> None:
-    """Plain attention looks at a memory without knowing where its queries stand."""
+def test_impossible_causal_calls_raise() -> None:
+    """Full attention to a memory does not know the positions of its queries."""
     full = bertsmith.preset("bert-tiny", width=WIDTH, heads=HEADS, vocabulary=50, max_length=16)
     model = build(full.changed(heads=(MaskDecoderConfig(max_length=16),)), seed=0)
     with pytest.raises(InputError, match=r"a causal mask_decoder needs a last mixer .*; this one is 'full'"):

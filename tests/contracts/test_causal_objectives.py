@@ -1,4 +1,4 @@
-"""What objectives that say next tokens must keep, over layouts and a plain, a halting and a mask-decoder model."""
+"""Contract of next-token objectives, for all layouts and a plain, a halting and a mask-decoder model."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ CASES = [(kind, name) for kind in KINDS for name in MODELS if (kind, name) != ("
 SIZE = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0, "max_length": 32}
 
 
-def made(kind: str, name: str, tokenizer: Tokenizer) -> tuple[Model, Objective]:
+def build_case(kind: str, name: str, tokenizer: Tokenizer) -> tuple[Model, Objective]:
     base = bertsmith.preset(name, vocabulary=tokenizer.size, **{**SIZE, **MODELS[name]})
     objective = OBJECTIVES[kind]()
     heads = tuple(head for head in base.heads if head.kind == "mask_decoder")
@@ -51,15 +51,15 @@ def loss_of(objective: Objective, model: Model, prepared: object) -> torch.Tenso
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_objective_learns_and_counts(kind: str, name: str, layout: str, corpus_folder: Path) -> None:
+def test_causal_objective_has_gradients_and_counts(kind: str, name: str, layout: str, corpus_folder: Path) -> None:
     tokenizer = Tokenizer.load(corpus_folder)
-    model, objective = made(kind, name, tokenizer)
+    model, objective = build_case(kind, name, tokenizer)
     batch = first_batch(corpus_folder, tokenizer, layout, "sentence_pairs" if name == "bert-tiny" else "chunks")
     prepared = objective.prepare(batch, 5)
     counts, sums = objective.counts(prepared), objective(model, prepared)
     assert counts.keys() == sums.keys() == objective.terms.keys()
     assert ("ponder" in objective.terms) == (name == "universal-base")
-    # every token but the first of its sequence is to be said
+    # every token except the first of its sequence is predicted
     firsts = int((batch.layout.positions(batch.tokens) == 0)[batch.is_real].sum())
     assert int(counts["next_token"]) == batch.real_tokens - firsts
     for term in objective.terms:
@@ -81,10 +81,10 @@ def test_objective_learns_and_counts(kind: str, name: str, layout: str, corpus_f
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_packed_padded_and_alone_are_the_same(kind: str, name: str, corpus_folder: Path) -> None:
-    """The same sequences in micro-batches of any size and layout have the same sums of losses."""
+def test_loss_is_the_same_packed_padded_and_alone(kind: str, name: str, corpus_folder: Path) -> None:
+    """The sum of losses does not depend on the size and layout of micro-batches."""
     tokenizer = Tokenizer.load(corpus_folder)
-    model, objective = made(kind, name, tokenizer)
+    model, objective = build_case(kind, name, tokenizer)
     model, corpus = model.double(), TokenCorpus(corpus_folder, "held_out")
     found = {}
     for layout, micro_tokens in (("padded", 32), ("padded", 256), ("packed", 32), ("packed", 256)):
@@ -105,14 +105,14 @@ def test_packed_padded_and_alone_are_the_same(kind: str, name: str, corpus_folde
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_config_round_trips_and_counts_its_operations(kind: str) -> None:
+def test_config_round_trips_and_flops_are_positive(kind: str) -> None:
     config = OBJECTIVES[kind]()
     assert type(config).parse(config.plain()) == config
     scored = {"causal_lm": 1.0, "masked_and_causal": 1.15}[kind]
     assert config.passes * config.targets_per_token == pytest.approx(scored)
 
 
-def test_what_cannot_be_trained_both_ways_is_said(corpus_folder: Path) -> None:
+def test_unsupported_models_raise(corpus_folder: Path) -> None:
     tokenizer, both = Tokenizer.load(corpus_folder), OBJECTIVES["masked_and_causal"]()
     halting = bertsmith.preset("universal-base", layers=1)
     for refused in (lambda: both.network(halting), lambda: both.build(tokenizer, 0.01)):

@@ -1,4 +1,4 @@
-"""The laws of elastic models, over every family and random sub-networks with widths of their own in every layer."""
+"""Contract of elastic models, for every family and random sub-networks with different widths in every layer."""
 
 import copy
 from pathlib import Path
@@ -36,45 +36,47 @@ FEEDFORWARDS = {
 TERMS = named([OutputTerm(), HiddenStateTerm(weight=0.1), LabelTerm(weight=0.3)])
 
 
-def said(model: Model, layout: str = "packed", **options: object) -> Tensor:
+def outputs_of(model: Model, layout: str = "packed", **options: object) -> Tensor:
     batch = task_batch(layout)
     inputs = EncoderInputs(batch.tokens, batch.layout, batch.types, **options)  # type: ignore[arg-type]
     return model.run(inputs, Want(task=True)).outputs
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_rewiring_keeps_what_the_head_says(name: str) -> None:
+def test_rewiring_preserves_outputs(name: str) -> None:
     model = elastic_model(name, "tagging")
-    expected, half = said(model), said(model, subnet=Subnet(width=0.5))
-    single = said(copy.deepcopy(model).float())
+    expected, half = outputs_of(model), outputs_of(model, subnet=Subnet(width=0.5))
+    single = outputs_of(copy.deepcopy(model).float())
     rewire(model, Orders(*map(tuple, orders_of(model))))
-    torch.testing.assert_close(said(model), expected, rtol=0, atol=1e-11)
-    torch.testing.assert_close(said(model.float()), single, rtol=0, atol=1e-5)
-    assert not torch.allclose(said(model, subnet=Subnet(width=0.5)), half.float())
+    torch.testing.assert_close(outputs_of(model), expected, rtol=0, atol=1e-11)
+    torch.testing.assert_close(outputs_of(model.float()), single, rtol=0, atol=1e-5)
+    assert not torch.allclose(outputs_of(model, subnet=Subnet(width=0.5)), half.float())
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_extracted_says_what_the_cut_says(name: str) -> None:
+def test_extracted_model_equals_subnet(name: str) -> None:
     draw = Random(name)
     for task in ("classification", "spans"):
         model = elastic_model(name, task)
         subnet = random_subnet(model.encoder.units, draw)
         small = bertsmith.extract(model, subnet)
         for layout in ("packed", "padded"):
-            expected = said(model, layout, subnet=subnet)
-            torch.testing.assert_close(said(small, layout), expected, rtol=0, atol=1e-11)
+            expected = outputs_of(model, layout, subnet=subnet)
+            torch.testing.assert_close(outputs_of(small, layout), expected, rtol=0, atol=1e-11)
 
 
-def test_a_head_over_several_layers_reads_those_of_the_cut() -> None:
+def test_multi_layer_head_reads_the_kept_layers() -> None:
     model = elastic_model("bert-tiny")
     head = HEADS["tagging"][0].changed(features=FeaturesConfig(layers=2))
     model = with_task_head(model, head, seed=0).double().eval()
     subnet = Subnet(layers=(0, 2), heads=(1, 3), neurons=(5, 90))
-    torch.testing.assert_close(said(bertsmith.extract(model, subnet)), said(model, subnet=subnet), rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        outputs_of(bertsmith.extract(model, subnet)), outputs_of(model, subnet=subnet), rtol=0, atol=1e-11
+    )
 
 
 def gates_of(model: Model, value: float = 1.0) -> list[LayerGates]:
-    """A gate of one value on every unit."""
+    """Return gates with one value for all units."""
     return [
         LayerGates(*(torch.full((count,), value) for count in (units.heads, units.neurons, units.neurons)))
         for units in model.encoder.units
@@ -82,22 +84,22 @@ def gates_of(model: Model, value: float = 1.0) -> list[LayerGates]:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_open_gates_change_nothing(name: str) -> None:
+def test_gates_of_one_change_nothing(name: str) -> None:
     model = elastic_model(name)
     subnet = random_subnet(model.encoder.units, Random(name))
     for cut in (None, subnet):
-        gated = said(model, gates=gates_of(model), subnet=cut)
-        torch.testing.assert_close(gated, said(model, subnet=cut), rtol=0, atol=1e-12)
-    assert not torch.allclose(said(model, gates=gates_of(model, 0.5)), said(model))
+        gated = outputs_of(model, gates=gates_of(model), subnet=cut)
+        torch.testing.assert_close(gated, outputs_of(model, subnet=cut), rtol=0, atol=1e-12)
+    assert not torch.allclose(outputs_of(model, gates=gates_of(model, 0.5)), outputs_of(model))
 
 
 def prefix(count: int, keep: int, groups: int = 1) -> Tensor:
-    """A gate that is 1 on the first units of every group and 0 on the others."""
+    """Return a gate that is 1 for the first units of every group and 0 for the others."""
     return (torch.arange(count // groups) < keep // groups).repeat(groups).double()
 
 
 @pytest.mark.parametrize("name", MIXER_CASES)
-def test_gates_of_zero_cut_heads(name: str) -> None:
+def test_zero_gates_equal_cut_heads(name: str) -> None:
     torch.manual_seed(0)
     mixer = MIXER_CASES[name].build(WIDTH).double().eval()
     initialise(mixer, 0.3)
@@ -106,7 +108,7 @@ def test_gates_of_zero_cut_heads(name: str) -> None:
         with torch.no_grad():
             for module in mixer.modules():
                 if isinstance(module, PredictedKernel):
-                    # the taps of a head are made from all heads, so a cut takes these away as well
+                    # kernels are predicted from all heads, so a cut changes the kernels of the remaining heads
                     table = module.table.weight.unflatten(1, (HEAD_COUNT, -1)).unflatten(0, (HEAD_COUNT, -1))
                     table[:keep, :, keep:] = 0
         context = forward_context(layout)
@@ -115,13 +117,13 @@ def test_gates_of_zero_cut_heads(name: str) -> None:
         torch.testing.assert_close(gated, cut, rtol=0, atol=1e-12)
         whole = mixer(hidden, context)
         assert not torch.allclose(gated, whole)
-        # in between, what a head hands on is as much less
+        # values in between scale the output of a head
         half = mixer(hidden, context.with_gates(LayerGates(heads=(1 + prefix(HEAD_COUNT, keep)) / 2)))
         torch.testing.assert_close(half, (gated + whole) / 2, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", FEEDFORWARDS)
-def test_gates_of_zero_cut_neurons(name: str) -> None:
+def test_zero_gates_equal_cut_neurons(name: str) -> None:
     torch.manual_seed(0)
     config = FEEDFORWARDS[name]
     part = config.build(WIDTH).double()
@@ -133,7 +135,7 @@ def test_gates_of_zero_cut_neurons(name: str) -> None:
     for keep in range(config.groups, config.neurons, config.groups):
         gate = prefix(config.neurons, keep, config.groups)
         cut = part(hidden, context.with_cut(LayerCut(1, keep, config.groups)))
-        # gelu and silu are 0 at 0: what does not enter does not leave
+        # gelu and silu are 0 at 0, so a zero pre-activation gives a zero activation
         for gates in (LayerGates(neurons=gate), LayerGates(inner=gate)):
             torch.testing.assert_close(part(hidden, context.with_gates(gates)), cut, rtol=0, atol=1e-12)
             both = context.with_cut(LayerCut(1, keep, config.groups)).with_gates(gates)
@@ -144,8 +146,8 @@ def test_gates_of_zero_cut_neurons(name: str) -> None:
         torch.testing.assert_close(half, (cut + whole) / 2, rtol=0, atol=1e-12)
 
 
-def taught(name: str, teacher_width: str = "same", **grid: object) -> tuple[Model, Distillation]:
-    """A student, and what it learns from a teacher of other weights."""
+def student_and_objective(name: str, teacher_width: str = "same", **grid: object) -> tuple[Model, Distillation]:
+    """Return a student and its distillation objective with a teacher of other weights."""
     model, teacher = elastic_model(name), elastic_model(name, seed=5)
     chosen = Grid.parse({"widths": [1.0, 0.5], "depths": [1.0, 0.67], **grid})
     units = model.encoder.units
@@ -153,7 +155,7 @@ def taught(name: str, teacher_width: str = "same", **grid: object) -> tuple[Mode
 
 
 def separate_gradients(model: Model, objective: Distillation, layout: str, seed: int = 0) -> dict[str, Tensor]:
-    """The sum of the gradients of each sub-network's loss, each computed from a fresh start."""
+    """Return the sum of the gradients of all sub-networks' losses, computed one by one."""
     batch = task_batch(layout)
     lesson = objective.to("cpu").prepare(batch, seed)
     counts = objective.counts(lesson)
@@ -179,9 +181,9 @@ def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor])
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_step_adds_up_the_gradients_of_all_sub_networks(name: str, tmp_path: Path) -> None:
-    """In one batch of rows with pads and in two micro-batches, one packed: the step is the same."""
-    model, objective = taught(name)
+def test_step_sums_gradients_of_all_subnets(name: str, tmp_path: Path) -> None:
+    """The step is the same with one padded batch and with two micro-batches, one of them packed."""
+    model, objective = student_and_objective(name)
     expected = separate_gradients(model, objective, "packed")
     whole = objective.grid.subnets if objective.grid else ()
     assert len(whole) == 4
@@ -191,15 +193,15 @@ def test_a_step_adds_up_the_gradients_of_all_sub_networks(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "convbert-medium-small"])
-def test_drawn_sub_networks_add_up_as_well(name: str, tmp_path: Path) -> None:
-    model, objective = taught(name, sample=1, per_layer=True, depth_rule="drop_last")
+def test_step_sums_gradients_of_sampled_subnets(name: str, tmp_path: Path) -> None:
+    model, objective = student_and_objective(name, sample=1, per_layer=True, depth_rule="drop_last")
     expected = separate_gradients(model, objective, "packed", seed=3)
     assert_same_gradients(step_gradients(model, objective, [task_batch("packed")], tmp_path, seed=3), expected)
 
 
-def test_a_sub_network_alone_moves_only_its_own_units(tmp_path: Path) -> None:
-    """What a cut leaves out gets no gradient: heads and neurons beyond it, and layers that are not kept."""
-    model, objective = taught("bert-tiny")
+def test_subnet_updates_only_its_own_units(tmp_path: Path) -> None:
+    """Heads, neurons and layers outside the sub-network get no gradient."""
+    model, objective = student_and_objective("bert-tiny")
     model.zero_grad()
     lesson = objective.to("cpu").prepare(task_batch(), 0)
     part = objective.parts(lesson)[0]
@@ -215,8 +217,8 @@ def test_a_sub_network_alone_moves_only_its_own_units(tmp_path: Path) -> None:
             assert not block.feedforward.expand.weight.grad[48:].any()
 
 
-def test_the_teacher_stays_as_it_is(tmp_path: Path) -> None:
-    model, objective = taught("bert-tiny")
+def test_teacher_is_not_trained(tmp_path: Path) -> None:
+    model, objective = student_and_objective("bert-tiny")
     assert objective.teacher is not None
     before = copy.deepcopy(objective.teacher.state_dict())
     found: Objective = objective.to("cpu")

@@ -1,4 +1,4 @@
-"""Elastic training as a command, over the table of kinds of tasks."""
+"""Elastic training as a command, for every task kind."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ SMALL = ["run.epochs=1", "batch.examples=4", "importance.examples=4", "importanc
 
 
 def write_folders(case: TaskCase, folder: Path) -> tuple[Path, Path]:
-    """A model as a fine-tuning for the task would leave it, and the data of the task."""
+    """Write a fine-tuned model of the task, and the data of the task."""
     table = table_of(case.rows, "rows")
     kind = None if case.is_recognised else case.kind
     plain = {"model": "bert-tiny", **override({}, list(case.settings))}
@@ -46,8 +46,8 @@ QUICK = ("classification", "tagging in windows", "spans", "choice")
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, TASK_CASES))
-def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
-    """All stages end; what is recorded of a sub-network is what it scores when it is cut out and loaded."""
+def test_elastic_training_works_for_every_task(name: str, tmp_path: Path) -> None:
+    """All stages finish, and the recorded score of a sub-network equals the score of the extracted model."""
     model, data = write_folders(TASK_CASES[name], tmp_path)
     out = tmp_path / "elastic"
     result = bertsmith.shrink(

@@ -1,4 +1,4 @@
-"""What every encoder must keep, over one preset of each family."""
+"""Contract of encoders, for one preset of each family."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_extract_equals_subnet(name: str, subnet: Subnet, tmp_path: Path) -> Non
     small = bertsmith.extract(model, subnet)
     count = sum(p.numel() for p in small.parameters())
     assert count == parameters(small.config)
-    # fewer rounds of one shared layer are no fewer weights, and layers cut differently no longer share them
+    # with a shared layer a lower depth has the same weights, and layers with different cuts are no longer shared
     if model.config.encoder.sharing == "none":
         assert count < sum(p.numel() for p in model.parameters())
     torch.testing.assert_close(small(ids, mask), expected, rtol=0, atol=1e-11)
@@ -59,7 +59,7 @@ def test_extract_equals_subnet(name: str, subnet: Subnet, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_extract_leaves_the_original_alone(name: str) -> None:
+def test_extract_does_not_change_the_original(name: str) -> None:
     model = tiny_model(name)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     small = bertsmith.extract(model, Subnet(width=0.5))
@@ -94,15 +94,15 @@ def test_backends_agree_with_gradients(name: str) -> None:
 
 
 QUICK = {"bert-tiny", "deberta-v3-xsmall"}
-"""Those whose compilation and export are part of every run of the tests."""
+"""Families whose compilation and export run in every test run."""
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, FAMILIES))
 def test_compiles_as_one_graph(name: str) -> None:
-    torch.compiler.reset()  # or the families before this one count as recompilations
-    model = tiny_model(name, layers=2)  # of every kind: more of them take more time only
+    torch.compiler.reset()  # otherwise earlier families count as recompilations
+    model = tiny_model(name, layers=2)
     tokens, layout = torch.randint(0, 50, (12,)), packed_layout([5, 7])
-    # whole with its gradients, cut without: that it is one graph and the right one shows in both
+    # the whole model with gradients, the cut model without
     for subnet, backend in ((None, "aot_eager"), (Subnet(width=0.5), "eager")):
         encoder = torch.compile(model.encoder, fullgraph=True, backend=backend)
         found, expected = (form(tokens, layout, subnet=subnet) for form in (encoder, model.encoder))
@@ -111,12 +111,12 @@ def test_compiles_as_one_graph(name: str) -> None:
             weight = torch.linspace(-1, 1, found.numel()).view_as(found)
             weights = [parameter for parameter in model.encoder.parameters() if parameter.requires_grad]
             gradients = (torch.autograd.grad((s * weight).sum(), weights, allow_unused=True) for s in (found, expected))
-            # PyTorch 2.11 dropped gradients of copies that a function makes in place
+            # PyTorch 2.11 lost gradients of in-place copies
             torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, FAMILIES))
-def test_exports_with_free_shapes(name: str) -> None:
+def test_exports_with_dynamic_shapes(name: str) -> None:
     model = tiny_model(name, layers=2)
     example = (torch.randint(0, 50, (2, 5)), torch.ones(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long))
     free = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=16)}
@@ -126,22 +126,22 @@ def test_exports_with_free_shapes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_round_trip(name: str) -> None:
+def test_preset_configs_round_trip(name: str) -> None:
     config = preset(name)
     assert ModelConfig.parse(config.plain()) == config
 
 
-def test_same_seed_same_weights() -> None:
+def test_same_seed_gives_same_weights() -> None:
     first, second = (bertsmith.build(preset("bert-tiny"), seed=3) for _ in range(2))
     other = bertsmith.build(preset("bert-tiny"), seed=4)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.encoder.embedding.token_table, other.encoder.embedding.token_table)
 
 
-def test_fresh_weights_are_cut_off_at_two_deviations() -> None:
+def test_initial_weights_are_truncated_at_two_std() -> None:
     model = bertsmith.build(preset("bert-tiny"), seed=0)
     table = model.encoder.embedding.token_table
     assert table.abs().max() <= 0.04
-    assert abs(table.std().item() - 0.0176) < 0.0005  # 0.02 · the deviation of a normal cut off at two
+    assert abs(table.std().item() - 0.0176) < 0.0005  # 0.02 · the std of a normal truncated at two std
     assert (model.encoder.blocks[0].mixer_norm.weight == 1).all()
     assert (model.encoder.blocks[0].mixer.project.bias == 0).all()

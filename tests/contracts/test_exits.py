@@ -1,4 +1,4 @@
-"""Early exit over every family: a sequence leaves at the same layer with the same answer, whoever else is there."""
+"""Early exit for every family: exit layer and answer of a sequence do not depend on the rest of the batch."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ ENCODERS = [name for name, config in CONFIGS.items() if config.decoder is None a
 
 
 def exiting_model(name: str, layers: int = 1, labels: int = 3) -> Model:
-    """A tiny encoder of four layers with a classifier that reads so many of them, and exits after all but the last."""
+    """Build a tiny encoder of four layers with exits after all but the last, whose classifier reads `layers` layers."""
     model = tiny_model(name, layers=4)
     head = ClassifierConfig(labels=tuple("abc"[:labels]), features=FeaturesConfig(layers=layers), dropout=0.0)
     exits = ExitsConfig(layers=(1, 2, 3), outputs=labels, answer="classes", hidden="tanh", dropout=0.0)
@@ -28,7 +28,7 @@ def exiting_model(name: str, layers: int = 1, labels: int = 3) -> Model:
 
 
 def rules(by_exit: Tensor) -> list[ExitRule]:
-    """Rules by which some sequences leave early and some do not, none by a hair; Shape: (exits, sequences, labels)."""
+    """Return rules by which some sequences exit early, with a margin. Shape: by_exit (exits, sequences, labels)."""
     shares = by_exit[:-1].softmax(-1)
     entropies = torch.special.entr(shares).sum(-1) / torch.tensor(shares.shape[-1]).log()
     return [
@@ -61,13 +61,13 @@ def _close(own: EarlyAnswers, other: EarlyAnswers) -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_alone_and_in_any_batch(name: str) -> None:
+def test_early_exit_is_independent_of_the_batch(name: str) -> None:
     model = exiting_model(name)
     rows = _rows()
     by_exit = torch.stack(exit_outputs(model, *packed(rows)))  # (exits, sequences, labels)
     for rule in rules(by_exit):
         together = answer_early(model, *packed(rows), rule=rule)
-        assert rule.measure == "patience" or len(set(together.layers.tolist())) > 1  # else nothing was tried
+        assert rule.measure == "patience" or len(set(together.layers.tolist())) > 1  # otherwise the test is trivial
         alone = [answer_early(model, row[None], SequenceLayout.full(1, len(row)), rule=rule) for row in rows]
         outputs, layers = (torch.cat([getattr(one, part) for one in alone]) for part in ("outputs", "layers"))
         _close(together, EarlyAnswers(outputs, layers))

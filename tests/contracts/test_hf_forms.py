@@ -1,4 +1,4 @@
-"""Every family with every head, whole or cut, says the same in `transformers`: in a class of theirs, or in ours."""
+"""Every family and head, whole or cut, has the same outputs in `transformers`, in a native or a bertsmith class."""
 
 from pathlib import Path
 from random import Random
@@ -18,11 +18,11 @@ PROBLEMS = {"classification": "single_label_classification", "regression": "regr
 
 
 def check(model: Model, task: str, folder: Path, native: str = "auto") -> HfExport:
-    """Writes a model, opens it there and here, and compares."""
+    """Export a model, load it with transformers and with bertsmith, and compare the outputs."""
     plan = plan_hf(model, native=native, task={"task": {"kind": task}})
     folder.mkdir()
     plan.write(folder)
-    # in native ConvBERTs pads leak into convolutions, which the remark says
+    # in native ConvBERT models padding leaks into convolutions, which the notice mentions
     has_pads = plan.form == "bertsmith" or model.config.family != "convbert"
     assert has_pads or "pads" in plan.remark
     given = inputs(task, has_pads=has_pads)
@@ -39,12 +39,12 @@ def check(model: Model, task: str, folder: Path, native: str = "auto") -> HfExpo
     return plan
 
 
-# a regression is a classification with one label: one family shows that it stays one
+# regression is a classification head with one label, so one family is enough
 CASES = [(name, task) for name in ENCODERS for task in TASK_HEADS if task != "regression" or name == "bert-tiny"]
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_a_task_is_answered_the_same_there(name: str, task: str, tmp_path: Path) -> None:
+def test_task_outputs_match_transformers(name: str, task: str, tmp_path: Path) -> None:
     model = task_model(name, task)
     plan = check(model, task, tmp_path / "hf")
     if is_native(model, name, task):
@@ -58,7 +58,7 @@ def test_a_task_is_answered_the_same_there(name: str, task: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-xsmall", "albert-base"])
-def test_fewer_layers_and_neurons_stay_native(name: str, tmp_path: Path) -> None:
+def test_models_with_fewer_layers_and_neurons_stay_native(name: str, tmp_path: Path) -> None:
     model = task_model(name, "classification", layers=3)
     units = model.encoder.units
     half = Subnet(layers=(0, 2), heads=(units[0].heads,) * 2, neurons=(units[0].neurons // 2,) * 2)
@@ -66,7 +66,7 @@ def test_fewer_layers_and_neurons_stay_native(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "albert-base", "performer-small"])
-def test_fewer_heads_are_opened_by_us(name: str, tmp_path: Path) -> None:
+def test_models_with_fewer_heads_need_the_bertsmith_class(name: str, tmp_path: Path) -> None:
     cut = extract(task_model(name, "tagging"), Subnet(width=0.5))
     plan = check(cut, "tagging", tmp_path / "hf")
     assert plan.architecture == "BertsmithForTokenClassification"
@@ -76,7 +76,7 @@ def test_fewer_heads_are_opened_by_us(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASK_HEADS)
 @pytest.mark.parametrize("name", ENCODERS)
-def test_any_sub_network_is_opened_by_us(name: str, task: str, tmp_path: Path) -> None:
+def test_random_subnets_open_with_the_bertsmith_class(name: str, task: str, tmp_path: Path) -> None:
     model = task_model(name, task, layers=3)
     check(model, task, tmp_path / "whole", native="never")
     draw = Random(f"{name} {task}")

@@ -1,4 +1,4 @@
-"""The enhanced mask decoder without positions is the last layer, in pre-norm and in post-norm networks."""
+"""The enhanced mask decoder without positions equals the last layer, in pre-norm and in post-norm networks."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ NETWORKS = {
 
 
 def decoder_model(name: str, steps: int = 1, **changes: object) -> Model:
-    """A random network in float64 whose position table is zero."""
+    """Build a random network in float64 whose position table is zero."""
     preset, extra = NETWORKS[name]
     config = bertsmith.preset(preset, **{**SIZE, **extra})
     if name == "pre-norm":
@@ -42,7 +42,7 @@ def packed() -> SequenceLayout:
 
 
 def decoded(model: Model, tokens: Tensor, **options: object) -> tuple[Tensor, Tensor]:
-    """The decoder's states at all positions, and the last hidden states."""
+    """Return the decoder's hidden states at all positions, and the final hidden states of the encoder."""
     want = Want(masked_positions=torch.arange(len(tokens)), final=True)
     output = model.run(EncoderInputs(tokens, packed(), **options), want)
     return output.masked_states, output.last
@@ -51,15 +51,15 @@ def decoded(model: Model, tokens: Tensor, **options: object) -> tuple[Tensor, Te
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("subnet", [None, Subnet(depth=0.67, width=0.5)], ids=str)
-def test_without_positions_one_step_is_the_last_layer(name: str, is_causal: bool, subnet: Subnet | None) -> None:
+def test_decoder_without_positions_equals_the_last_layer(name: str, is_causal: bool, subnet: Subnet | None) -> None:
     torch.manual_seed(0)
     model, tokens = decoder_model(name), torch.randint(0, 40, (sum(LENGTHS),))
     states, last = decoded(model, tokens, is_causal=is_causal, subnet=subnet)
-    # a branch beside the first layer is not part of the decoder; it is the last one only in a network of one layer
+    # the convolution branch of the first layer is not part of the decoder
     torch.testing.assert_close(states, last, rtol=0, atol=1e-12)
 
 
-def test_without_the_norm_a_pre_norm_decoder_differs() -> None:
+def test_pre_norm_decoder_without_norm_differs() -> None:
     torch.manual_seed(0)
     model, tokens = decoder_model("pre-norm", normalises_memory=False), torch.randint(0, 40, (sum(LENGTHS),))
     states, last = decoded(model, tokens)
@@ -67,7 +67,7 @@ def test_without_the_norm_a_pre_norm_decoder_differs() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_position_at_once_equals_chosen_positions(name: str) -> None:
+def test_all_positions_at_once_equal_chosen_positions(name: str) -> None:
     torch.manual_seed(0)
     model = decoder_model(name, steps=2)
     with torch.no_grad():
@@ -82,8 +82,8 @@ def test_every_position_at_once_equals_chosen_positions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_queries_of_positions_alone_carry_no_text(name: str) -> None:
-    """As printed in the paper: if the mixer adds nothing, the states are the same for every text."""
+def test_position_only_queries_are_independent_of_the_text(name: str) -> None:
+    """With queries as printed in the paper, a mixer that adds nothing gives the same hidden states for every text."""
     torch.manual_seed(0)
     model = decoder_model(name, steps=2, queries="positions")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What every mixer must keep, over the whole table."""
+"""Contract of mixers, for every mixer of the table."""
 
 from dataclasses import replace
 
@@ -42,13 +42,13 @@ def alone(mixer: Mixer, item: torch.Tensor) -> torch.Tensor:
     return mixer(item, forward_context(packed_layout([len(item)])))
 
 
-def test_every_kind_has_a_case() -> None:
+def test_every_mixer_has_a_case() -> None:
     assert {config.kind for config in MIXER_CASES.values()} == MIXERS.keys()
 
 
 @every_case
 @pytest.mark.parametrize("case", LENGTH_CASES)
-def test_alone_padded_and_packed_are_the_same(name: str, case: str) -> None:
+def test_mixer_output_is_the_same_alone_padded_and_packed(name: str, case: str) -> None:
     mixer, items = make(name), sequences(LENGTH_CASES[case])
     lengths = LENGTH_CASES[case]
     expected = torch.cat([alone(mixer, item) for item in items])
@@ -61,7 +61,7 @@ def test_alone_padded_and_packed_are_the_same(name: str, case: str) -> None:
 
 
 @every_case
-def test_neighbours_never_matter(name: str) -> None:
+def test_other_sequences_do_not_matter(name: str) -> None:
     mixer, items = make(name), sequences([5, 4, 6])
     context = forward_context(packed_layout([5, 4, 6]))
     before = mixer(torch.cat(items), context)
@@ -82,7 +82,7 @@ def test_order_of_sequences_is_irrelevant(name: str) -> None:
 
 @every_case
 @pytest.mark.parametrize("heads", [1, 3, HEADS])
-def test_extracted_equals_cut(name: str, heads: int) -> None:
+def test_extracted_mixer_equals_cut(name: str, heads: int) -> None:
     mixer, cut = make(name), LayerCut(heads, 1)
     hidden, layout = torch.randn(2, 6, WIDTH, dtype=torch.float64), padded_layout([6, 4])
     small = mixer.extract(cut)
@@ -95,7 +95,7 @@ def test_extracted_equals_cut(name: str, heads: int) -> None:
 
 
 @every_case
-def test_reorder_moves_heads_and_keeps_the_output(name: str) -> None:
+def test_reorder_permutes_heads_and_preserves_the_output(name: str) -> None:
     mixer, context = make(name), forward_context(padded_layout([6, 4]))
     hidden = torch.randn(2, 6, WIDTH, dtype=torch.float64)
     before, maps = mixer(hidden, context), mixer.maps(hidden, context)
@@ -133,10 +133,10 @@ def test_maps_stay_inside_the_sequence(name: str) -> None:
 
 
 @every_case
-def test_dropout_works_in_training_and_only_there(name: str) -> None:
+def test_dropout_applies_in_training_only(name: str) -> None:
     mixer = make(name, dropout=0.5)
     hidden, context = torch.randn(4, 9, WIDTH, dtype=torch.float64), forward_context(padded_layout([9, 7, 9, 2]))
-    # 3000 draws for each sequence, five in a call
+    # 3000 dropout masks per sequence, five per call
     five = forward_context(padded_layout([9, 7, 9, 2] * 5))
     with torch.no_grad():
         clean = mixer(hidden, context)
@@ -144,13 +144,13 @@ def test_dropout_works_in_training_and_only_there(name: str) -> None:
         mixer.train()
         noisy = torch.cat([mixer(hidden.repeat(5, 1, 1), five).view(5, *hidden.shape) for _ in range(600)])
     assert noisy.std(0).mean() > 0.05
-    # dropout leaves the expectation where it was
+    # dropout preserves the expectation
     error = (noisy.mean(0) - clean)[context.layout.is_token].abs().mean() / noisy.std(0)[context.layout.is_token].mean()
     assert error < 3 / 3000**0.5
 
 
 @pytest.mark.parametrize("name", CAUSAL_CASES)
-def test_the_future_changes_nothing_before(name: str) -> None:
+def test_causal_mixer_ignores_future_tokens(name: str) -> None:
     mixer, context = make(name), forward_context(packed_layout([9]))
     hidden = torch.randn(9, WIDTH, dtype=torch.float64)
     before = mixer(hidden, context)
@@ -162,14 +162,14 @@ def test_the_future_changes_nothing_before(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAUSAL_CASES)
 @pytest.mark.parametrize("heads", [None, 2])
-def test_step_by_step_equals_the_whole(name: str, heads: int | None) -> None:
+def test_step_by_step_equals_forward(name: str, heads: int | None) -> None:
     mixer, cut = make(name), None if heads is None else LayerCut(heads, 1)
     hidden = torch.randn(3, 12, WIDTH, dtype=torch.float64)
     expected = mixer(hidden, forward_context(padded_layout([12, 12, 12]), cut))
     context = forward_context(padded_layout([1, 1, 1]), cut)
     state = mixer.start(context)
     for position in range(12):
-        if position == 6:  # a beam search picks and repeats rows
+        if position == 6:  # beam search selects and repeats rows
             rows = torch.tensor([2, 0, 0])
             state, hidden, expected = tuple(part[rows] for part in state), hidden[rows], expected[rows]
         mixed, state = mixer.step(hidden[:, position], state, context)
@@ -177,7 +177,7 @@ def test_step_by_step_equals_the_whole(name: str, heads: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CAUSAL_CASES if "favor" not in name])
-def test_caches_have_the_dtype_of_autocast(name: str) -> None:
+def test_decoding_state_has_the_autocast_dtype(name: str) -> None:
     mixer, context = make(name).float(), forward_context(padded_layout([1, 1]))
     context = replace(context, relative_positions=replace(context.relative_positions, vectors=torch.randn(16, WIDTH)))
     state = mixer.start(context)
@@ -188,14 +188,14 @@ def test_caches_have_the_dtype_of_autocast(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MIXER_CASES if name not in CAUSAL_CASES])
-def test_without_a_causal_form_a_step_is_refused(name: str) -> None:
+def test_step_raises_for_non_causal_mixers(name: str) -> None:
     context = forward_context(padded_layout([1]))
     with pytest.raises(InputError, match="is_causal"):
         make(name).step(torch.randn(1, WIDTH, dtype=torch.float64), (), context)
 
 
 @pytest.mark.parametrize("name", MEMORY_CASES)
-def test_a_memory_is_looked_at(name: str) -> None:
+def test_mixers_attend_to_memory(name: str) -> None:
     mixer, queries, seen = make(name), sequences([2, 5, 1]), sequences([6, 1, 4])
     expected = []
     for item, states in zip(queries, seen, strict=True):
@@ -215,7 +215,7 @@ def test_a_memory_is_looked_at(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMORY_CASES)
-def test_a_memory_is_stepped_through(name: str) -> None:
+def test_memory_step_equals_forward(name: str) -> None:
     mixer, memory = make(name), Memory(torch.randn(2, 6, WIDTH, dtype=torch.float64), padded_layout([6, 4]))
     hidden = torch.randn(2, 3, WIDTH, dtype=torch.float64)
     expected = mixer(hidden, forward_context(padded_layout([3, 3]), memory=memory))
@@ -227,13 +227,13 @@ def test_a_memory_is_stepped_through(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, config in MIXER_CASES.items() if not config.reads_memory])
-def test_a_memory_is_refused(name: str) -> None:
+def test_memory_is_rejected(name: str) -> None:
     memory = Memory(torch.randn(4, WIDTH, dtype=torch.float64), packed_layout([4]))
     with pytest.raises(InputError, match="memory"):
         make(name)(torch.randn(2, WIDTH, dtype=torch.float64), forward_context(packed_layout([2]), memory=memory))
 
 
 @every_case
-def test_config_round_trips(name: str) -> None:
+def test_mixer_config_round_trips(name: str) -> None:
     config = MIXER_CASES[name]
     assert type(config).parse(config.plain()) == config

@@ -1,4 +1,4 @@
-"""What every objective must keep, over the table of objectives."""
+"""Contract of objectives, for every objective of the table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ SIZE = {"width": 32, "heads": 4, "dropout": 0.0, "max_length": 32, "embedding_wi
 
 @dataclass(frozen=True)
 class Case:
-    """An objective, and networks that learn by it with their numbers of layers."""
+    """An objective, and the networks it is tested with, by number of layers."""
 
     kind: str
     models: dict[str, int]
@@ -52,7 +52,7 @@ every_pair = pytest.mark.parametrize(("case", "name"), PAIRS)
 
 
 def make(case: Case, name: str, corpus: Path) -> tuple[Model, Objective[TokenBatch, Any]]:
-    """The network as a run chooses it, and its objective."""
+    """Build the network and its objective, as a run does."""
     tokenizer, config = Tokenizer.load(corpus), OBJECTIVES[case.kind](**case.changes)
     sizes = {key: value for key, value in SIZE.items() if key in overridable(name)}
     choice = ModelSource(preset=name, overrides={**sizes, "layers": case.models[name]})
@@ -70,13 +70,13 @@ def batches(corpus_folder: Path, seed: int = 0, **settings: Any) -> Iterator[Tok
 
 
 def test_every_objective_has_a_case() -> None:
-    # those that say next tokens have a contract of their own in test_causal_objectives.py
+    # next-token objectives are tested in test_causal_objectives.py
     assert {case.kind for case in CASES.values()} | {*CAUSAL} == set(OBJECTIVES)
 
 
 @every_layout
 @every_pair
-def test_objective_learns_and_counts(case: str, name: str, layout: str, corpus_folder: Path) -> None:
+def test_objective_has_gradients_and_counts(case: str, name: str, layout: str, corpus_folder: Path) -> None:
     model, objective = make(CASES[case], name, corpus_folder)
     assert ("ponder" in objective.terms) == (name == "universal-base")
     batch = next(batches(corpus_folder, micro_tokens=512, cut="sentence_pairs", layout=layout))
@@ -115,8 +115,8 @@ def total(objective: Objective[TokenBatch, Any], model: Model, prepared: Any) ->
 
 @every_layout
 @pytest.mark.parametrize(("case", "name"), [pair for pair in PAIRS if pair[0] != "masked_lm with pairs"])
-def test_the_loss_does_not_depend_on_the_packing(case: str, name: str, layout: str, corpus_folder: Path) -> None:
-    """The same sequences in other micro-batches have the same sum of losses, and give the same figures."""
+def test_loss_does_not_depend_on_packing(case: str, name: str, layout: str, corpus_folder: Path) -> None:
+    """The same sequences in other micro-batches have the same sum of losses and the same metrics."""
     model, objective = make(CASES[case], name, corpus_folder)
     model.double()
     found = []
@@ -135,7 +135,7 @@ def test_the_loss_does_not_depend_on_the_packing(case: str, name: str, layout: s
     assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
-def test_a_ponder_weight_and_a_halting_encoder_belong_together(corpus_folder: Path) -> None:
+def test_ponder_weight_requires_a_halting_encoder(corpus_folder: Path) -> None:
     batch = next(batches(corpus_folder, micro_tokens=128))
     for name, weight in (("bert-tiny", 0.01), ("universal-base", None)):
         model, _ = make(CASES["masked_lm"], name, corpus_folder)
@@ -144,7 +144,7 @@ def test_a_ponder_weight_and_a_halting_encoder_belong_together(corpus_folder: Pa
             objective(model, objective.prepare(batch, 0))
 
 
-def test_replaced_tokens_refuses_what_it_cannot_train(corpus_folder: Path) -> None:
+def test_replaced_tokens_rejects_unsupported_models(corpus_folder: Path) -> None:
     case, tokenizer = CASES["replaced_tokens"], Tokenizer.load(corpus_folder)
     with pytest.raises(InputError, match=r"encoder.universal.halting is given; allowed with replaced_tokens"):
         make(Case(case.kind, {"universal-base": 2}, generator=case.generator), "universal-base", corpus_folder)

@@ -1,4 +1,4 @@
-"""Every mixer, family and head, cut down at random and written as ONNX, says what PyTorch says, at any shape."""
+"""Every mixer, family and head, randomly cut and exported to ONNX, equals PyTorch at any shape."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ PAIRS = [(family, head) for family in ENCODERS for head in HEADS if head != "mas
 
 
 def _stack(*mixers: str) -> Callable[[], Model]:
-    """An encoder with a layer of each of the mixers, with what belongs beside them."""
+    """Return a builder of an encoder with one layer per mixer."""
 
     def made() -> Model:
         config = tiny_model("bert-tiny", layers=1).config
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
 
 
 def _with_heads(model: Model, heads: tuple[HeadConfig, ...]) -> Model:
-    """The model in float32 with other heads, all weights large enough to matter."""
+    """Return the model in float32 with other heads and weights large enough to matter."""
     made = build(model.config.changed(heads=heads), seed=1)
     made.encoder = model.encoder
     generator = torch.Generator().manual_seed(2)
@@ -98,7 +98,7 @@ def _with_heads(model: Model, heads: tuple[HeadConfig, ...]) -> Model:
 
 
 def _random_cut(model: Model) -> Model:
-    """A sub-network of its own heads and neurons in every layer; the same in layers that share them."""
+    """Extract a random sub-network with different heads and neurons in every layer that shares none."""
     units = model.encoder.units
     heads = [int(torch.randint(1, unit.heads + 1, ())) for unit in units]
     neurons = [unit.groups * int(torch.randint(1, unit.neurons // unit.groups + 1, ())) for unit in units]
@@ -107,8 +107,8 @@ def _random_cut(model: Model) -> Model:
     return extract(model, Subnet(heads=tuple(heads), neurons=tuple(neurons)))
 
 
-def _said(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None) -> Tensor:
-    """What PyTorch says of sequences or of real tokens, one after the other."""
+def _torch_outputs(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None) -> Tensor:
+    """Return PyTorch's outputs of the sequences, or of all real tokens."""
     with torch.no_grad():
         if "masked_tokens" in model.heads:
             positions = layout.is_token.flatten().nonzero().squeeze(-1)
@@ -120,23 +120,23 @@ def _said(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | 
         return model.encoder(tokens, layout, types)[layout.is_token]
 
 
-def _apart(model: Model, runner: OnnxRunner, lengths: list[int]) -> float:
-    """The largest difference, as a share of the largest output where that is above 1; NaN where a shape differs."""
+def _max_difference(model: Model, runner: OnnxRunner, lengths: list[int]) -> float:
+    """Return the largest difference, relative to the largest output if that exceeds 1; NaN if shapes differ."""
     layout = padded_layout(lengths)
     tokens = torch.randint(0, TINY["vocabulary"], layout.is_token.shape)
     types = torch.randint(0, 2, tokens.shape) if model.config.encoder.embedding.types else None
-    wanted, found = _said(model, tokens, layout, types), runner.outputs(tokens, layout, types)
+    wanted, found = _torch_outputs(model, tokens, layout, types), runner.outputs(tokens, layout, types)
     found = found[layout.is_token] if runner.is_for_tokens else found
     assert found.shape == wanted.shape
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
 
 
-# the mixers of the three families that are exported most have a quick one
+# mixers of the three most exported families
 QUICK = ("attention",)
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
-def test_a_cut_model_says_the_same_as_onnx(name: str, tmp_path: Path) -> None:
+def test_onnx_equals_pytorch_for_cut_models(name: str, tmp_path: Path) -> None:
     torch.manual_seed(7)
     make, head = CASES[name]
     model = _random_cut(_with_heads(make(), HEADS[head]))
@@ -144,7 +144,7 @@ def test_a_cut_model_says_the_same_as_onnx(name: str, tmp_path: Path) -> None:
 
 
 def _check(model: Model, folder: Path) -> None:
-    """A model says as ONNX what PyTorch says: alone at every length up to the limit, and in ragged batches."""
+    """Compare ONNX with PyTorch: single sequences of every length up to the limit, and ragged batches."""
     write_onnx(model, folder, "float32", head="masked_tokens" if "masked_tokens" in model.heads else "auto")
     runner = open_runner(folder, threads=1)
     assert isinstance(runner, OnnxRunner)
@@ -152,21 +152,21 @@ def _check(model: Model, folder: Path) -> None:
     lengths = [*([length] for length in range(1, LONGEST + 1)), [2, 1], [7, 3, 1], [5, 12, 1, 9, 2], [LONGEST] * 3]
     if runner.graph.metadata.max_length is None:
         lengths.append([3 * LONGEST, 1])
-    assert max(_apart(model, runner, own) for own in lengths) <= 1e-4
+    assert max(_max_difference(model, runner, own) for own in lengths) <= 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "head"), PAIRS)
-def test_every_family_with_every_head_says_the_same_as_onnx(family: str, head: str, tmp_path: Path) -> None:
+def test_onnx_equals_pytorch_for_every_family_and_head(family: str, head: str, tmp_path: Path) -> None:
     torch.manual_seed(7)
     model = _with_heads(tiny_model(family, layers=2), HEADS[head])
-    # every other pair is cut, so that a family is seen both whole and cut
+    # every other pair is cut, so that each family is tested whole and cut
     _check(_random_cut(model) if PAIRS.index((family, head)) % 2 else model, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ENCODERS)
-def test_8_bits_run_and_say_how_far_off_they_are(family: str, tmp_path: Path) -> None:
+def test_8_bit_export_reports_its_error(family: str, tmp_path: Path) -> None:
     torch.manual_seed(7)
     model = _with_heads(tiny_model(family, layers=2), HEADS["classifier"])
     write_onnx(model, tmp_path, "int8")
@@ -174,11 +174,11 @@ def test_8_bits_run_and_say_how_far_off_they_are(family: str, tmp_path: Path) ->
     assert isinstance(runner, OnnxRunner)
     assert 0 < notes["largest_difference"] < 0.5
     assert 0 < notes["largest_absolute_difference"] <= 0.5 * notes["largest_output"]
-    # other inputs are not much further off than those it was compared on
-    assert max(_apart(model, runner, lengths) for lengths in ([1], [LONGEST], [5, 12, 1])) < 0.5
+    # the error on other inputs is similar to the reported one
+    assert max(_max_difference(model, runner, lengths) for lengths in ([1], [LONGEST], [5, 12, 1])) < 0.5
 
 
-def test_the_file_holds_standard_operations_and_nothing_of_where_it_was_made(tmp_path: Path) -> None:
+def test_graph_has_standard_ops_and_no_local_paths(tmp_path: Path) -> None:
     write_artefact(tiny_model("bert-tiny", layers=1), tmp_path, Artefact(engine="onnxruntime"))
     graph = onnx.load(tmp_path / "model.onnx")
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", OPSET)]
@@ -186,7 +186,7 @@ def test_the_file_holds_standard_operations_and_nothing_of_where_it_was_made(tmp
     assert b".py" not in (tmp_path / "model.onnx").read_bytes()
 
 
-def test_every_kind_of_mixer_and_head_has_a_case() -> None:
+def test_every_mixer_and_head_has_a_case() -> None:
     kinds, heads = set(), set()
     for make, head in CASES.values():
         kinds |= {layer.mixer.kind for layer in make().config.encoder.layers}

@@ -1,4 +1,4 @@
-"""Every form of every op against its reference, and the choice between them."""
+"""Every backend of every op against its reference, and the choice between backends."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from bertsmith.errors import InputError
 from bertsmith.ops.attention import BACKENDS, attention, attention_map
 from bertsmith.ops.disentangled import disentangled
 
-# forms with conditions: a GPU, dropout, no float64, no gradients; they have tests of their own
+# backends that need a GPU, dropout, no float64 or no gradients are tested elsewhere
 PARTICULAR_FORMS = ["varlen", "grouped", "triton", "blocks"]
 ATTENDING = {
     "attention": attention,
@@ -35,7 +35,7 @@ def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
     ("name", "form"),
     [(name, form) for name, case in OP_CASES.items() for form in case.backends if form != "reference"],
 )
-def test_every_form_equals_the_reference_with_every_gradient(
+def test_backends_equal_the_reference_with_gradients(
     name: str, form: str, lying: str, lengths: list[int], is_causal: bool
 ) -> None:
     case, rows = OP_CASES[name], (len(lengths), max(lengths) + 1)
@@ -70,7 +70,7 @@ def test_every_op_folder_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_what_queries_cannot_look_at_is_said(name: str) -> None:
+def test_incompatible_key_layouts_raise(name: str) -> None:
     one, two = SequenceLayout.full(1, 6), SequenceLayout.full(2, 3)
     op, (query, key, value) = ATTENDING[name], inputs((2, 3))
     with pytest.raises(InputError, match="2 sequences of queries cannot attend to 1 sequences of keys"):
@@ -79,7 +79,7 @@ def test_what_queries_cannot_look_at_is_said(name: str) -> None:
         op(query, key, value, layout=two, key_layout=SequenceLayout.full(2, 3), is_causal=True)
 
 
-def test_reference_is_the_formula() -> None:
+def test_attention_reference_matches_the_formula() -> None:
     query, key, value = inputs((1, 4))
     expected = torch.empty(1, 4, 3, 8, dtype=torch.float64)
     for head in range(3):
@@ -90,7 +90,7 @@ def test_reference_is_the_formula() -> None:
     torch.testing.assert_close(mixed, expected)
 
 
-def test_causal_means_the_future_changes_nothing() -> None:
+def test_causal_attention_ignores_future_tokens() -> None:
     query, key, value = inputs((6,))
     layout = packed_layout([6])
     before = attention(query, key, value, layout, is_causal=True)
@@ -109,7 +109,7 @@ def test_empty_sequences_give_no_nan() -> None:
         assert all(tensor.isfinite().all() for tensor in (mixed, *gradients)), backend
 
 
-def test_a_named_form_that_cannot_says_why() -> None:
+def test_named_backend_raises_with_the_reason() -> None:
     tensors, layout = inputs((5,)), packed_layout([5])
     with pytest.raises(InputError, match="backend 'varlen' cannot compute this: the tensors are on cpu"):
         attention(*tensors, layout, backend="varlen")
@@ -117,27 +117,27 @@ def test_a_named_form_that_cannot_says_why() -> None:
         attention(*tensors, layout, backend="sdp")
 
 
-def test_varlen_names_each_reason() -> None:
+def test_varlen_reports_each_reason() -> None:
     tensors = inputs((2, 3))
     with pytest.raises(InputError, match="the layout is padded"):
         attention(*tensors, SequenceLayout.full(2, 3), backend="varlen")
 
 
-def test_maps_do_not_reach_other_sequences() -> None:
+def test_attention_map_is_zero_outside_the_sequence() -> None:
     query, key, _ = inputs((5,))
     maps = attention_map(query, key, packed_layout([3, 2]))
     assert maps.shape == (2, 3, 3, 3)
     assert (maps[1, :, :, 2] == 0).all()
 
 
-def test_an_op_refuses_the_form_of_another() -> None:
+def test_op_rejects_backends_of_other_ops() -> None:
     from bertsmith.ops.conv import light_conv
 
     with pytest.raises(InputError, match="backend is 'sdpa'; allowed: auto, reference, taps, triton"):
         light_conv(torch.randn(5, 2, 4), torch.randn(5, 2, 3), packed_layout([5]), backend="sdpa")
 
 
-def test_a_model_refuses_a_backend_that_none_of_its_ops_has() -> None:
+def test_model_rejects_unknown_backends() -> None:
     ids = torch.randint(0, 50, (2, 6))
     with pytest.raises(
         InputError, match="backend is 'taps'; allowed: auto, grouped, products, reference, sdpa, varlen"
@@ -147,7 +147,7 @@ def test_a_model_refuses_a_backend_that_none_of_its_ops_has() -> None:
         tiny_model("convbert-small")(ids, backend="tabs")
 
 
-def test_ops_of_a_model_that_lack_the_backend_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_without_the_requested_backend_use_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     from bertsmith.ops import conv
 
     used = set()

@@ -1,4 +1,4 @@
-"""Padding stands at the end of rows, for every family and backend; rows of padding alone do no harm."""
+"""Padding must be at the end of rows, for every family and backend; rows of padding only have no effect."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ WRONG = {"left": [0, 0, 1, 1, 1], "interior": [1, 1, 0, 1, 1], "between": [1, 0,
 
 
 def supported(model: Model) -> list[str]:
-    """The backends that the model runs on padded rows on a CPU."""
+    """Return the backends that support the model's padded inputs on a CPU."""
     ids, mask = torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 1, 1], [1, 1, 0]])
     names = []
     for name in BACKENDS:
@@ -41,7 +41,7 @@ def supported(model: Model) -> list[str]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_padding_before_a_token_is_refused(name: str, wrong: str) -> None:
+def test_padding_before_a_token_raises(name: str, wrong: str) -> None:
     model = tiny_model(name)
     mask = torch.tensor([[1, 1, 1, 1, 0], WRONG[wrong]])
     for backend in supported(model):
@@ -62,7 +62,7 @@ def test_rows_of_padding_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_of_padding_alone_is_finite(name: str) -> None:
+def test_batch_of_padding_only_is_finite(name: str) -> None:
     model = tiny_model(name)
     ids, mask = torch.randint(0, 50, (2, 4)), torch.zeros(2, 4, dtype=torch.long)
     for backend in supported(model):

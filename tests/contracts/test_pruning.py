@@ -1,4 +1,4 @@
-"""What scoring and cutting units must keep, over one preset of each family: every mixer, gated and grouped neurons."""
+"""Contract of scoring and cutting units, for one preset of each family: every mixer, gated and grouped neurons."""
 
 import copy
 from itertools import pairwise
@@ -20,13 +20,13 @@ from bertsmith.shrinking.importance import importance, summed_over_uses
 from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, cut_down, fold_gates
 
 ENCODERS = [name for name in FAMILIES if not name.startswith("transformer")]
-# their kernels are predicted from all heads together: a head that goes takes its part in the kernels of others along
+# kernels are predicted from all heads, so removing a head changes the kernels of the others
 PREDICTED = ("convbert", "dynamicconv")
 LENGTHS = [6, 3, 9, 1]
 
 
 def task_model(name: str) -> Model:
-    """A tiny model of a family with a head of a task."""
+    """Build a tiny model of a family with a task head."""
     head = ClassifierConfig(labels=("a", "b", "c"), dropout=0.0)
     return with_task_head(tiny_model(name), head, seed=0).double().eval()
 
@@ -43,21 +43,21 @@ def batches(count: int) -> list[TaskBatch]:
 
 
 def _by_input(layer: ElasticLinear | GroupedLinear, tensor: Tensor, units: int) -> Tensor:
-    """Sums of a matrix over what belongs to each unit of its input."""
+    """Sum a matrix over the weights of each input unit."""
     if isinstance(layer, GroupedLinear):
         return tensor.sum(2).flatten()
     return tensor.sum(0).view(layer.parts_in, units, -1).sum((0, 2))
 
 
 def _by_output(layer: ElasticLinear | GroupedLinear, tensor: Tensor, units: int) -> Tensor:
-    """Sums of a matrix, or a bias, over what belongs to each unit of its output."""
+    """Sum a matrix, or a bias, over the weights of each output unit."""
     if isinstance(layer, GroupedLinear):
         return tensor.sum(1).flatten() if tensor.dim() == 3 else tensor
     return tensor.view(layer.parts, units, -1).sum((0, 2))
 
 
 def by_weights(model: Model, made: list[TaskBatch], *, is_zeroed: bool) -> list[list[Tensor]]:
-    """The released code's scores: absolute sums of weight times gradient; without zeroing, gradients pile up."""
+    """Scores of the released code: absolute sums of weight times gradient; without zeroing, gradients accumulate."""
     scores: list[list[Tensor]] = []
     for batch in made:
         if is_zeroed:
@@ -84,7 +84,7 @@ def test_importance_is_weight_times_gradient(name: str, gradients: str) -> None:
     model, made = task_model(name), batches(3)
     found = importance(model, Classes(), made, gradients)
     alone = copy.deepcopy(model)
-    # every use of a shared layer as a layer of its own, whose gradients do not meet
+    # every use of a shared layer as a separate layer, whose gradients are not added
     alone.encoder.blocks = nn.ModuleList([copy.deepcopy(block) for block in alone.encoder.blocks])
     heads, neurons = by_weights(alone, made, is_zeroed=gradients == "per_batch")
     for own, expected in [*zip(found.heads, heads, strict=True), *zip(found.neurons, neurons, strict=True)]:
@@ -95,8 +95,8 @@ def test_importance_is_weight_times_gradient(name: str, gradients: str) -> None:
         torch.testing.assert_close(total[0].double(), torch.stack(heads).sum(0), rtol=2e-5, atol=1e-7)
 
 
-def some_of(model: Model, seed: int) -> KeptUnits:
-    """Some units of every layer, by chance: uneven where layers may be, the same where they share them."""
+def random_units(model: Model, seed: int) -> KeptUnits:
+    """Draw random units of every layer; the same units in layers that share them."""
     draw, encoder, units = torch.Generator().manual_seed(seed), model.config.encoder, model.encoder.units
 
     def some(count: int, groups: int, kept: int) -> Tensor:
@@ -109,7 +109,7 @@ def some_of(model: Model, seed: int) -> KeptUnits:
 
     heads = [some(layer.heads, 1, amount(layer.heads)) for layer in units]
     neurons = [some(layer.neurons, layer.groups, amount(layer.neurons // layer.groups)) for layer in units]
-    if encoder.sharing in ("mixer", "feedforward"):  # as many in every layer
+    if encoder.sharing in ("mixer", "feedforward"):  # the same number in every layer
         heads, neurons = [some(units[0].heads, 1, 2) for _ in units], [some(units[0].neurons, 1, 40) for _ in units]
     if encoder.shares_mixer:
         heads = heads[:1] * len(units)
@@ -120,9 +120,9 @@ def some_of(model: Model, seed: int) -> KeptUnits:
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_cut_is_closed_in_place(name: str, seed: int) -> None:
+def test_cutting_equals_zero_gates(name: str, seed: int) -> None:
     model, (batch,) = task_model(name), batches(1)
-    kept = some_of(model, seed)
+    kept = random_units(model, seed)
     if name.startswith(PREDICTED):
         kept = KeptUnits(KeptUnits.all_of(model.encoder.units).heads, kept.neurons)
     small = cut_down(model, kept)
@@ -134,7 +134,7 @@ def test_cut_is_closed_in_place(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_folded_gates_are_gates(name: str) -> None:
+def test_folded_gates_equal_gates(name: str) -> None:
     model, (batch,) = task_model(name), batches(1)
     encoder, units = model.config.encoder, model.encoder.units
     heads = [torch.rand(layer.heads, dtype=torch.float64) for layer in units]
@@ -149,9 +149,9 @@ def test_folded_gates_are_gates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name.startswith(PREDICTED)])
-def test_heads_behind_predicted_kernels_are_a_sub_network(name: str) -> None:
+def test_cutting_heads_with_predicted_kernels_equals_subnet(name: str) -> None:
     model, (batch,) = task_model(name), batches(1)
-    kept = some_of(model, 0)
+    kept = random_units(model, 0)
     ordered = copy.deepcopy(model)
     heads = [
         torch.tensor([*own.tolist(), *(head for head in range(layer.heads) if head not in own)])

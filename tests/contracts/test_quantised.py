@@ -1,4 +1,4 @@
-"""What every encoder keeps when it rounds, over one preset of each family."""
+"""Contract of quantised encoders, for one preset of each family."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ ENCODERS = [name for name in FAMILIES if preset(name.split()[0]).decoder is None
 
 
 def rounding_model(name: str, *subnets: Subnet, **settings: object) -> Model:
-    """A tiny model that rounds, its ranges measured whole and for some sub-networks."""
+    """Build a tiny quantised model with ranges measured for the whole model and some sub-networks."""
     model = quantised(tiny_model(name), QuantisationConfig(**settings))
     with measuring(model), torch.no_grad():
         for _ in range(2):
@@ -28,11 +28,11 @@ def rounding_model(name: str, *subnets: Subnet, **settings: object) -> Model:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_extract_equals_subnet(name: str, tmp_path: Path) -> None:
+def test_quantised_extract_equals_subnet(name: str, tmp_path: Path) -> None:
     ids, mask = torch.randint(0, 50, (3, 9)), padded_layout([9, 4, 1]).is_token
     ranges = ("matrix", "row", "group")[ENCODERS.index(name) % 3]
     model = rounding_model(name, SUBNETS["width"], weight_ranges=ranges, groups=5)
-    for subnet in SUBNETS.values():  # one whose widths were seen, one with widths that were not
+    for subnet in SUBNETS.values():  # one with measured widths, one with other widths
         small = bertsmith.extract(model, subnet)
         torch.testing.assert_close(small(ids, mask), model(ids, mask, subnet=subnet), rtol=0, atol=1e-11)
     bertsmith.save(small, tmp_path / "small")
@@ -43,7 +43,7 @@ def test_extract_equals_subnet(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_rounding_shows_and_can_be_taken_back(name: str) -> None:
+def test_quantisation_changes_outputs_and_can_be_removed(name: str) -> None:
     plain, ids = tiny_model(name), torch.randint(0, 50, (2, 9))
     model = rounding_model(name)
     difference = (model(ids) - plain(ids)).abs().max()
@@ -54,7 +54,7 @@ def test_rounding_shows_and_can_be_taken_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_every_matrix_learns_through_the_rounding(name: str) -> None:
+def test_every_matrix_gets_a_gradient_through_quantisation(name: str) -> None:
     model = rounding_model(name).train()
     model(torch.randint(0, 50, (2, 9))).square().sum().backward()
     encoder = dict(model.encoder.named_parameters())

@@ -1,4 +1,4 @@
-"""The run-time without PyTorch answers every kind of task as the Predictor does, whole models and sub-networks."""
+"""The runtime without PyTorch gives the Predictor's answers for every task kind, whole models and sub-networks."""
 
 import json
 import os
@@ -32,7 +32,7 @@ NEEDED = ("numpy", "onnxruntime", "tokenizers")
 
 @dataclass(frozen=True)
 class Both:
-    """The predictor of half a model, the run-time of its exported folder, and rows to ask."""
+    """The predictor of a model at half width, the runtime of its exported folder, and input rows."""
 
     predictor: Predictor
     model: OnnxModel
@@ -67,42 +67,42 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Both(Predictor(model, kept), load(folder / "onnx", threads=1, batch_tokens=40), folder / "onnx", rows)
 
 
-def alike(mine: Any, theirs: Any) -> bool:
-    """Whether two answers are the same, numbers to 1e-4."""
+def is_close(mine: Any, theirs: Any) -> bool:
+    """Return whether two answers are equal, numbers to 1e-4."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        return list(mine) == list(theirs) and all(alike(mine[key], theirs[key]) for key in mine)
+        return list(mine) == list(theirs) and all(is_close(mine[key], theirs[key]) for key in mine)
     if isinstance(mine, list) and isinstance(theirs, list):
-        return len(mine) == len(theirs) and all(map(alike, mine, theirs))
+        return len(mine) == len(theirs) and all(map(is_close, mine, theirs))
     if isinstance(mine, float) and isinstance(theirs, float):
         return abs(mine - theirs) <= 1e-4 * max(1.0, abs(theirs))
     return type(mine) is type(theirs) and mine == theirs
 
 
-def test_it_answers_as_the_predictor_does(both: Both) -> None:
+def test_runtime_answers_equal_the_predictor(both: Both) -> None:
     predictor, model, rows = both.predictor, both.model, both.rows
     expected, found = predictor.details(rows), model.details(rows)
-    assert alike(found, expected), (found, expected)
-    assert alike(model.predict(rows), predictor.predict(rows))
-    # one at a time as well, and the other way round
-    assert alike([model.details([row])[0]["answer"] for row in rows[:1]], predictor.predict(rows[:1]))
-    assert alike(model.predict(rows[::-1]), predictor.predict(rows[::-1]))
+    assert is_close(found, expected), (found, expected)
+    assert is_close(model.predict(rows), predictor.predict(rows))
+    # one at a time and in reverse order, too
+    assert is_close([model.details([row])[0]["answer"] for row in rows[:1]], predictor.predict(rows[:1]))
+    assert is_close(model.predict(rows[::-1]), predictor.predict(rows[::-1]))
     assert model.predict([]) == predictor.predict([]) == []
     if predictor.task.kind == "spans":
         examples = predictor.task.examples(table_of(rows, "rows"), has_targets=False)
         assert len(predictor.task.features(examples, predictor.encoding)) > len(rows)  # passages have several windows
 
 
-def test_inputs_without_names_of_columns(both: Both) -> None:
+def test_inputs_without_column_names(both: Both) -> None:
     predictor, model, rows = both.predictor, both.model, both.rows
     columns = predictor.task.input_columns
     given = [row[columns[0]] if len(columns) == 1 else tuple(row[column] for column in columns) for row in rows]
-    assert alike(model.details(given), predictor.details(given))
+    assert is_close(model.details(given), predictor.details(given))
     if predictor.task.kind in ("tagging", "embedding"):
         texts = ["Bert Smith forges a gate, in New Rome", ""]  # running text; a text alone
-        assert alike(model.details(texts), predictor.details(texts))
+        assert is_close(model.details(texts), predictor.details(texts))
 
 
-def test_what_cannot_be_answered_is_said_in_the_same_words(both: Both) -> None:
+def test_runtime_errors_equal_the_predictor(both: Both) -> None:
     predictor, model, rows = both.predictor, both.model, both.rows
     bad: list[Any] = ["a text", [{}], [3.5], [{**rows[0], predictor.task.input_columns[-1]: None}]]
     for inputs in bad:
@@ -115,7 +115,7 @@ def test_what_cannot_be_answered_is_said_in_the_same_words(both: Both) -> None:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages with those that are needed, and nothing else."""
+    """Create a folder of packages that contains only the required ones."""
     folder, home = tmp_path_factory.mktemp("packages"), Path(np.__file__).parents[1]
     for path in home.iterdir():
         if path.name.removesuffix(".libs") in NEEDED:
@@ -124,7 +124,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_answers_where_nothing_else_is_installed(both: Both, bare: Path) -> None:
+def test_runtime_works_without_pytorch(both: Both, bare: Path) -> None:
     code = """if True:
         import json, sys
         from bertsmith.runtime import load
@@ -138,10 +138,10 @@ def test_it_answers_where_nothing_else_is_installed(both: Both, bare: Path) -> N
     command = [sys.executable, "-S", "-c", code, str(both.folder), json.dumps(both.rows)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(bare)})
     assert done.returncode == 0, done.stderr
-    assert alike(json.loads(done.stdout), both.predictor.details(both.rows))
+    assert is_close(json.loads(done.stdout), both.predictor.details(both.rows))
 
 
-def test_every_kind_of_task_has_one_here() -> None:
-    encoder_tasks = set(TASKS) - {"translation"}  # ONNX graphs are of encoders
+def test_every_task_kind_has_a_runtime_case() -> None:
+    encoder_tasks = set(TASKS) - {"translation"}  # ONNX graphs contain encoders only
     assert set(EXPORTED_TASKS) == encoder_tasks
     assert {case.kind for case in TASK_CASES.values()} == encoder_tasks

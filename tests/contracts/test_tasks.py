@@ -1,4 +1,4 @@
-"""What every task must keep, over the table of kinds; the samples are in task_cases.py."""
+"""Contract of tasks, for every task kind; the samples are in task_cases.py."""
 
 import json
 import tomllib
@@ -38,15 +38,15 @@ SETTINGS = [
 
 
 @dataclass(frozen=True)
-class Made:
-    """A case with a run of two steps."""
+class TrainedCase:
+    """A case and a fine-tuning run of two steps."""
 
     case: TaskCase
     task: Task[Any]
     table: Table
     examples: Sequence[Any]
     started: dict[str, Tensor]
-    """The weights before the first step."""
+    """Weights before the first step."""
     run: Finetuning
     predictor: Predictor
 
@@ -63,7 +63,7 @@ class Made:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """The rows as they are where something is to be predicted."""
+        """Return the rows without targets, as for prediction."""
         return [{name: row[name] for name in row if name not in self.case.targets} for row in self.case.rows]
 
 
@@ -74,7 +74,7 @@ def _settings(case: TaskCase, table: Table) -> FinetuneSettings:
 
 
 @pytest.fixture(scope="module", params=TASK_CASES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedCase:
     case = TASK_CASES[request.param]
     table = table_of(case.rows, "rows")
     data = read_data(_settings(case, table), table, table)
@@ -83,35 +83,35 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     run.trainer.run()
     model = run.trainer.model.eval()
     predictor = Predictor(model, TaskRecord(task=data.settings.task, sequences=data.settings.sequences))
-    return Made(case, data.settings.task, table, data.dev, started, run, predictor)
+    return TrainedCase(case, data.settings.task, table, data.dev, started, run, predictor)
 
 
-def test_every_kind_has_a_sample() -> None:
+def test_every_task_kind_has_a_sample() -> None:
     assert {case.kind for case in TASK_CASES.values()} == set(TASKS) - {"translation"}
 
 
-def test_rows_are_recognised_by_their_kind_alone(made: Made) -> None:
-    if not made.case.is_recognised:
-        assert recognise(made.table, made.case.kind, [], {})["kind"] == made.case.kind
+def test_task_kind_is_recognised_from_rows(trained: TrainedCase) -> None:
+    if not trained.case.is_recognised:
+        assert recognise(trained.table, trained.case.kind, [], {})["kind"] == trained.case.kind
         return
-    columns = TASKS[made.case.kind].find_columns(made.case.rows[0])
+    columns = TASKS[trained.case.kind].find_columns(trained.case.rows[0])
     assert columns is not None
-    assert set(columns.values()) <= set(made.case.rows[0])
-    assert recognise(made.table, None, [], {})["kind"] == made.case.kind
+    assert set(columns.values()) <= set(trained.case.rows[0])
+    assert recognise(trained.table, None, [], {})["kind"] == trained.case.kind
 
 
-def test_the_record_goes_through_toml_and_json(made: Made) -> None:
-    kept = TaskRecord(task=made.task, sequences=ExampleConfig(length=64))
+def test_task_record_round_trips_through_toml_and_json(trained: TrainedCase) -> None:
+    kept = TaskRecord(task=trained.task, sequences=ExampleConfig(length=64))
     assert TaskRecord.parse(tomllib.loads(to_toml(kept.plain()))) == kept
     assert TaskRecord.parse(json.loads(json.dumps(kept.plain()))) == kept
-    assert made.task.kind == made.case.kind
-    assert made.task.resolve(made.table) == made.task
+    assert trained.task.kind == trained.case.kind
+    assert trained.task.resolve(trained.table) == trained.task
 
 
-def test_packed_and_padded_outputs_are_the_same(made: Made) -> None:
-    features = made.features(made.examples)
+def test_packed_and_padded_outputs_are_equal(trained: TrainedCase) -> None:
+    features = trained.features(trained.examples)
     packed, padded = (
-        item_outputs(made.model, features, ExampleConfig(layout=layout))
+        item_outputs(trained.model, features, ExampleConfig(layout=layout))
         for layout in ("packed", "padded")  # type: ignore[arg-type]
     )
     assert len(packed) == len(padded) == len(features)
@@ -119,48 +119,48 @@ def test_packed_and_padded_outputs_are_the_same(made: Made) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
-def test_answers_are_one_for_each_example_and_plain_data(made: Made) -> None:
-    answers = made.answers(made.examples)
-    assert len(answers) == len(made.examples)
+def test_answers_are_plain_data_one_per_example(trained: TrainedCase) -> None:
+    answers = trained.answers(trained.examples)
+    assert len(answers) == len(trained.examples)
     assert all("answer" in answer for answer in answers)
     assert json.loads(json.dumps(answers, allow_nan=False)) == answers
-    for example in made.examples:
-        assert "\n" not in made.task.describe(example)
+    for example in trained.examples:
+        assert "\n" not in trained.task.describe(example)
 
 
-def test_what_is_right_is_judged_so(made: Made) -> None:
+def test_correct_answers_get_the_best_score(trained: TrainedCase) -> None:
     right = [
-        {**answer, "answer": made.task.gold(example)}
-        for example, answer in zip(made.examples, made.answers(made.examples), strict=True)
+        {**answer, "answer": trained.task.gold(example)}
+        for example, answer in zip(trained.examples, trained.answers(trained.examples), strict=True)
     ]
-    evaluation = made.task.evaluate(made.examples, right)
-    if made.case.is_scored_alone:
+    evaluation = trained.task.evaluate(trained.examples, right)
+    if trained.case.is_scored_alone:
         assert evaluation.score == pytest.approx(100.0)
     assert evaluation.measure(np.arange(len(right))) == pytest.approx(evaluation.score)
     assert all(isinstance(value, float) for value in evaluation.metrics.values())
-    assert [made.task.error(*pair) for pair in zip(made.examples, right, strict=True)] == [0.0] * len(right)
-    confusion = made.task.confusion(made.examples, right)
+    assert [trained.task.error(*pair) for pair in zip(trained.examples, right, strict=True)] == [0.0] * len(right)
+    confusion = trained.task.confusion(trained.examples, right)
     if confusion is not None:
         labels, counts = confusion
         assert counts.shape == (len(labels), len(labels))
         assert counts.sum() == np.trace(counts) > 0
 
 
-def test_targets_are_not_needed_for_answers(made: Made) -> None:
-    examples = made.task.examples(table_of(made.inputs, "inputs"), has_targets=False)
-    answers = made.answers(examples)
-    assert answers == made.answers(made.examples)
-    assert made.predictor.predict(made.inputs) == [answer["answer"] for answer in answers]
-    assert made.predictor.predict([]) == []
+def test_targets_are_not_needed_for_answers(trained: TrainedCase) -> None:
+    examples = trained.task.examples(table_of(trained.inputs, "inputs"), has_targets=False)
+    answers = trained.answers(examples)
+    assert answers == trained.answers(trained.examples)
+    assert trained.predictor.predict(trained.inputs) == [answer["answer"] for answer in answers]
+    assert trained.predictor.predict([]) == []
 
 
-def test_two_steps_move_the_weights_and_keep_them_finite(made: Made) -> None:
-    trainer: Trainer = made.run.trainer
+def test_two_steps_change_weights_and_stay_finite(trained: TrainedCase) -> None:
+    trainer: Trainer = trained.run.trainer
     assert trainer.progress.step == 2
-    now = dict(made.model.named_parameters())
+    now = dict(trained.model.named_parameters())
     assert all(bool(torch.isfinite(weight).all()) for weight in now.values())
-    moved = {name for name, weight in now.items() if not torch.equal(weight, made.started[name])}
-    head = {f"heads.{name}" for name, _ in made.model.heads.named_parameters()}
+    moved = {name for name, weight in now.items() if not torch.equal(weight, trained.started[name])}
+    head = {f"heads.{name}" for name, _ in trained.model.heads.named_parameters()}
     assert head <= moved if head else moved
     assert any(name.startswith("encoder.") for name in moved)
     rows = [json.loads(line) for line in (trainer.out / "log.jsonl").read_text().splitlines()]
@@ -169,14 +169,14 @@ def test_two_steps_move_the_weights_and_keep_them_finite(made: Made) -> None:
     assert np.isfinite(losses).all()
 
 
-def test_a_predictor_loaded_again_says_the_same(made: Made, tmp_path: Path) -> None:
+def test_reloaded_predictor_gives_the_same_answers(trained: TrainedCase, tmp_path: Path) -> None:
     from bertsmith.tasks.predictor import write_task_record
 
-    bertsmith.save(made.model, tmp_path / "model")
-    write_task_record(made.predictor.record, tmp_path / "model")
+    bertsmith.save(trained.model, tmp_path / "model")
+    write_task_record(trained.predictor.record, tmp_path / "model")
     loaded = Predictor.load(tmp_path / "model")
-    assert loaded.task == made.task
-    assert loaded.details(made.inputs) == made.predictor.details(made.inputs)
-    evaluation, answers = loaded.evaluate(made.table)
-    assert answers == made.predictor.details(made.inputs)
-    assert evaluation.score == pytest.approx(made.run.evaluate()[0].score)
+    assert loaded.task == trained.task
+    assert loaded.details(trained.inputs) == trained.predictor.details(trained.inputs)
+    evaluation, answers = loaded.evaluate(trained.table)
+    assert answers == trained.predictor.details(trained.inputs)
+    assert evaluation.score == pytest.approx(trained.run.evaluate()[0].score)

@@ -1,6 +1,6 @@
-"""Kernels that Triton's interpreter runs are watched: an address outside every tensor they were given is an error.
+"""Bounds checks for kernels in Triton's interpreter: an address outside all tensor arguments is an error.
 
-A GPU may answer such a read with any number, and the interpreter would too.
+A GPU may return any number for such a read, and so would the interpreter.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from bertsmith.ops import kernel_support as support
 
 
 @pytest.fixture(autouse=True)
-def _addresses_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     if support.HAS_TRITON and support.is_interpreting():
         from triton.runtime import interpreter
 
@@ -22,20 +22,20 @@ def _addresses_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 def _watch(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     take_arguments, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
-    given: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
 
     def arguments(self: Any, args: Any, kwargs: Any) -> Any:
-        taken, named = take_arguments(self, args, kwargs)
-        storages = [arg.untyped_storage() for arg in (*taken, *named.values()) if hasattr(arg, "untyped_storage")]
-        given[:] = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
-        return taken, named
+        positional, named = take_arguments(self, args, kwargs)
+        storages = [arg.untyped_storage() for arg in (*positional, *named.values()) if hasattr(arg, "untyped_storage")]
+        ranges[:] = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
+        return positional, named
 
     def check(pointers: Any, mask: Any) -> None:
         addresses = pointers.data[np.broadcast_to(mask.data.astype(bool), pointers.data.shape)].astype(np.int64)
-        is_ours = np.zeros(addresses.shape, bool)
-        for begin, end in given:
-            is_ours |= (addresses >= begin) & (addresses < end)
-        assert is_ours.all(), f"{(~is_ours).sum()} of {is_ours.size} addresses lie outside all tensors"
+        is_inside = np.zeros(addresses.shape, bool)
+        for begin, end in ranges:
+            is_inside |= (addresses >= begin) & (addresses < end)
+        assert is_inside.all(), f"{(~is_inside).sum()} of {is_inside.size} addresses are outside all tensors"
 
     def masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         check(pointers, mask)

@@ -1,4 +1,4 @@
-"""A kernel against its op's written-out form in float64: outputs and every gradient, with the rounding that is due."""
+"""Comparison of a kernel with the reference in float64: outputs and all gradients."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from bertsmith.ops import kernel_support as support
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOM = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
-"""What a kernel may be further from the truth than the written-out form, relative, by dtype."""
+"""Relative error that a kernel may have beyond the error of the reference in the same dtype."""
 
 needs_triton = pytest.mark.skipif(
     support.unsupported(torch.empty(0, device=DEVICE)) is not None,
@@ -18,15 +18,15 @@ needs_triton = pytest.mark.skipif(
 )
 
 Op = Callable[..., Tensor]
-"""An op with everything but its tensors and `backend` given."""
+"""An op whose remaining arguments are its tensors and `backend`."""
 
 
 def results(
     op: Op, tensors: Sequence[Tensor], backend: str, dtype: torch.dtype, is_token: Tensor | None = None
 ) -> list[Tensor]:
-    """What the op gives and the gradient of each tensor, computed in a dtype.
+    """Return the output and the gradient of each tensor, computed in a dtype.
 
-    What is sent back is the same for all dtypes and, where `is_token` is given, 0 at pads: nobody reads what they get.
+    The upstream gradient is the same for all dtypes and, with `is_token`, 0 at padding.
     """
     leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
     mixed = op(*leaves, backend=backend)
@@ -48,19 +48,19 @@ def assert_close_to_truth(
     is_token: Tensor | None = None,
     room: float = 1.0,
 ) -> list[Tensor]:
-    """Outputs and gradients of the fast form are as near to float64 as the reference in the same dtype; the fast ones.
+    """Check that outputs and gradients are as close to float64 as the reference in the same dtype; return them.
 
-    `tensors` are rounded to the dtype first, so that all start from the same numbers; `room` widens what is allowed
-    beyond the reference's own error.
+    `tensors` are rounded to the dtype first, so that all backends start from the same numbers; `room` is a factor of
+    the error allowed beyond the reference's.
     """
     rounded = [tensor.to(dtype) for tensor in tensors]
-    found = results(op, rounded, fast, dtype, is_token)
-    near = results(op, rounded, "reference", dtype, is_token)
+    actual = results(op, rounded, fast, dtype, is_token)
+    reference = results(op, rounded, "reference", dtype, is_token)
     truth = results(op, rounded, "reference", torch.float64, is_token)
-    for index, (ours, theirs, exact) in enumerate(zip(found, near, truth, strict=True)):
+    for index, (ours, theirs, exact) in enumerate(zip(actual, reference, truth, strict=True)):
         assert ours.dtype == dtype
         assert ours.isfinite().all(), f"tensor {index} is not finite"
         scale = exact.norm() + 0.01 * exact.numel() ** 0.5  # some gradients are exactly 0
         error, allowed = ((tensor.double() - exact).norm() / scale for tensor in (ours, theirs))
         assert error <= 1.5 * allowed + room * ROOM[dtype], f"tensor {index}: {error:.2e}, reference {allowed:.2e}"
-    return found
+    return actual

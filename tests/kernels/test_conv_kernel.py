@@ -1,4 +1,4 @@
-"""The convolutions' kernels against the reference in float64: outputs and every gradient, in every layout."""
+"""Convolution kernels against the reference in float64: outputs and all gradients, in every layout."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +25,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).to(DEVICE, dtype)
 
 
-def lying(lengths: list[int], how: str) -> tuple[SequenceLayout, tuple[int, ...]]:
-    """A layout and the shape of what lies in it."""
+def make_layout(lengths: list[int], how: str) -> tuple[SequenceLayout, tuple[int, ...]]:
+    """Return a layout and the leading shape of its tensors."""
     if how == "packed":
         return packed_layout(lengths, empty=2).to(DEVICE), (sum(lengths),)
     layout = padded_layout(lengths, extra=3).to(DEVICE)
@@ -45,8 +45,8 @@ def compare(
     is_causal: bool = False,
     legacy_padding: bool = False,
 ) -> None:
-    """Both ops in one layout."""
-    layout, shape = lying(lengths, how)
+    """Compare both ops with the reference in one layout."""
+    layout, shape = make_layout(lengths, how)
     options = {"layout": layout, "is_causal": is_causal, "legacy_padding": legacy_padding}
     is_token = None if legacy_padding else layout.is_token
     scores = numbers(heads, kernel_size) if is_fixed else 2 * numbers(*shape, heads, kernel_size)
@@ -67,21 +67,21 @@ def compare(
         ("padded", 9, True),
     ],
 )
-def test_both_equal_the_reference(how: str, kernel_size: int, is_causal: bool) -> None:
+def test_convolutions_equal_the_reference(how: str, kernel_size: int, is_causal: bool) -> None:
     lengths = [70, 1, 0, 5, 12] if how == "packed" else [40, 1, 5]
     compare(lengths, how, heads=2, head_width=24, kernel_size=kernel_size, dtype=torch.float32, is_causal=is_causal)
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["dynamic", "light"])
 @pytest.mark.parametrize("legacy_padding", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_pads_and_kernels_for_all_positions(legacy_padding: bool, is_fixed: bool) -> None:
+def test_padding_and_shared_kernels(legacy_padding: bool, is_fixed: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         options = {"is_fixed": is_fixed, "legacy_padding": legacy_padding, "dtype": dtype}
         compare([9, 2, 33], "padded", heads=3, head_width=16, kernel_size=5, **options)
 
 
 @pytest.mark.slow
-def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
+def test_more_channels_than_a_tile_and_more_chunks_than_programs() -> None:
     layout, hidden = packed_layout([45, 3], empty=1).to(DEVICE), numbers(48, 300)
     for kernel_size in (3, 17):
         assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, kernel_size)], torch.float32)
@@ -93,8 +93,8 @@ def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     torch.testing.assert_close(many, one, rtol=1e-5, atol=1e-4)
 
 
-def test_pads_get_zeros_and_pass_nothing_on() -> None:
-    layout, shape = lying([3, 7], "padded")
+def test_padding_gets_zeros_and_no_gradient() -> None:
+    layout, shape = make_layout([3, 7], "padded")
     assert layout.is_token is not None
     pads = ~layout.is_token
     value, scores, kernel = numbers(*shape, 2, 16), numbers(*shape, 2, 3), numbers(32, 3)
@@ -111,14 +111,14 @@ def test_pads_get_zeros_and_pass_nothing_on() -> None:
         assert all((tensor[pads] == 0).all() for tensor in gradients if tensor.shape[: len(shape)] == shape)
 
 
-def test_parts_of_one_projection_are_read_in_place() -> None:
+def test_strided_inputs_are_supported() -> None:
     layout = packed_layout([11, 6]).to(DEVICE)
     projected = numbers(17, 4, 2, 16).requires_grad_()
     predicted, upstream = numbers(17, 2, 16).requires_grad_(), numbers(17, 4, 16)
 
     def mix(backend: str) -> list[Tensor]:
         value, scores = projected.unbind(1)[3], predicted[..., :9]  # neither is contiguous
-        # beside it, as attention's heads are: its gradient is a part of a wider one
+        # concatenated, as with attention heads, so that its gradient is a slice of a wider tensor
         mixed = torch.cat([value, light_conv(value, scores, layout, backend=backend)], 1)
         deep = depthwise(projected[:, 1].flatten(1), predicted[0].T[:, 0:1].repeat(2, 3), layout, backend=backend)
         return list(torch.autograd.grad((mixed * upstream).sum() + deep.sum(), [projected, predicted]))
@@ -128,7 +128,7 @@ def test_parts_of_one_projection_are_read_in_place() -> None:
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["dynamic", "light"])
-def test_dropout_is_one_draw_for_both_passes(is_fixed: bool) -> None:
+def test_dropout_mask_is_the_same_in_forward_and_backward(is_fixed: bool) -> None:
     layout, rate = packed_layout([13, 40]).to(DEVICE), 0.3
     value, scores = numbers(53, 2, 16), numbers(2, 5) if is_fixed else numbers(53, 2, 5)
 
@@ -138,23 +138,23 @@ def test_dropout_is_one_draw_for_both_passes(is_fixed: bool) -> None:
 
     assert torch.equal(mixed(value, scores), mixed(value, scores))
     assert not torch.equal(mixed(value, scores), mixed(value, scores, seed=1))
-    # for one draw the output is linear in the values, so their gradient gives it back
+    # for a fixed mask the output is linear in the values, so ⟨gradient, values⟩ equals ⟨output, upstream⟩
     leaves, upstream = [value.clone().requires_grad_(), scores.clone().requires_grad_()], numbers(53, 2, 16)
     out = mixed(*leaves)
     to_value, to_scores = torch.autograd.grad(out, leaves, upstream)
     torch.testing.assert_close((out * upstream).sum(), (to_value * value).sum(), rtol=1e-4, atol=1e-3)
-    # and a small step along the scores changes it by their gradient
+    # finite differences along the scores
     step = 1e-2 * numbers(*scores.shape)
     change = (mixed(value, scores + step) - mixed(value, scores - step)) * upstream
     torch.testing.assert_close(change.sum() / 2, (to_scores * step).sum(), rtol=1e-2, atol=1e-4)
-    # identity for values and equal scores: the output is the weights themselves, 0 or 0.2 / 0.7
+    # values of 1 and equal scores: the output is a sum of weights that are 0 or 0.2 / 0.7
     ones = mixed(torch.ones_like(value), torch.zeros_like(scores))[4:9]
     torch.testing.assert_close(ones * 3.5, (ones * 3.5).round(), rtol=0, atol=1e-5)
     assert is_fixed == torch.equal(ones[:1].expand_as(ones), ones)
 
 
-def test_dropout_keeps_the_mean() -> None:
-    # what repeats every five tokens is mixed alike, so a long sequence draws often for the same
+def test_dropout_preserves_the_mean() -> None:
+    # inputs repeat every five tokens, so a long sequence gives many samples of the same output
     value, scores = numbers(5, 2, 16).repeat(121, 1, 1), numbers(5, 2, 3).repeat(121, 1, 1)
     layout = packed_layout([len(value)]).to(DEVICE)
     noisy, clean = (
@@ -166,7 +166,7 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
-def test_the_compiler_sees_one_op(dropout: float) -> None:
+def test_op_compiles_without_graph_breaks(dropout: float) -> None:
     layout = packed_layout([7, 4], empty=1).to(DEVICE)
     tensors = [numbers(11, 2, 16), numbers(11, 2, 3), numbers(32, 3)]
 
@@ -174,11 +174,11 @@ def test_the_compiler_sees_one_op(dropout: float) -> None:
         mixed = light_conv(value, scores, layout, dropout=dropout, backend=backend)
         return depthwise(mixed.flatten(1), kernel, layout, backend=backend)
 
-    found = []
-    for way in (torch.compile(mix, fullgraph=True, backend="aot_eager"), mix):
+    outputs = []
+    for function in (torch.compile(mix, fullgraph=True, backend="aot_eager"), mix):
         torch.manual_seed(4)
-        found.append(results(way, tensors, "triton", torch.float32))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+        outputs.append(results(function, tensors, "triton", torch.float32))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
     leaves = [tensor.requires_grad_() for tensor in tensors]
     assert layout.starts is not None
     first, length = layout.starts[:-1].clone(), layout.starts.diff()
@@ -189,13 +189,13 @@ def test_the_compiler_sees_one_op(dropout: float) -> None:
     torch.library.opcheck(torch.ops.bertsmith.depthwise.default, deep)
 
 
-def test_dtypes_may_differ() -> None:
+def test_mixed_dtypes_are_supported() -> None:
     layout, dtype = packed_layout([12, 9]).to(DEVICE), torch.bfloat16
     value, scores = numbers(21, 2, 16, dtype=dtype).requires_grad_(), numbers(2, 3).requires_grad_()
     mixed = light_conv(value, scores, layout, backend="triton")
     exact = light_conv(value.double(), scores.double(), layout)
     assert mixed.dtype == dtype
-    # one rounding, at the end: the scores were not rounded; the interpreter cuts numbers off instead
+    # rounded once, at the end: the scores are not rounded; the interpreter truncates instead
     rounding = {"rtol": 2**-8 if value.is_cuda else 2**-7, "atol": 1e-6}
     torch.testing.assert_close(mixed.double(), exact, **rounding)
     to_value, to_scores = torch.autograd.grad(mixed.float().sum(), [value, scores])
@@ -212,8 +212,8 @@ def test_dtypes_may_differ() -> None:
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_a_whole_model_gives_the_same(how: str) -> None:
-    model, (layout, shape) = tiny_model("convbert-small", layers=1).float().to(DEVICE), lying([9, 4], how)
+def test_model_outputs_and_gradients_equal_taps_backend(how: str) -> None:
+    model, (layout, shape) = tiny_model("convbert-small", layers=1).float().to(DEVICE), make_layout([9, 4], how)
     real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
     tokens, found = torch.randint(0, 50, shape, device=DEVICE), []
     for backend in ("triton", "taps"):
@@ -226,7 +226,7 @@ def test_a_whole_model_gives_the_same(how: str) -> None:
 
 
 @pytest.mark.slow  # several backward passes in Triton's interpreter
-def test_gradients_repeat_to_the_bit() -> None:
+def test_gradients_are_deterministic() -> None:
     layout = packed_layout([70, 30]).to(DEVICE)
     for op, tensors in (
         (light_conv, [numbers(100, 2, 16), numbers(100, 2, 9)]),
@@ -236,7 +236,7 @@ def test_gradients_repeat_to_the_bit() -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_what_it_cannot_compute_is_said() -> None:
+def test_unsupported_inputs_raise_with_the_reason() -> None:
     layout, value = packed_layout([5]).to(DEVICE), numbers(5, 2, 16)
     with pytest.raises(InputError, match="float64, but the kernel supports float16"):
         light_conv(value.double(), numbers(2, 3), layout, backend="triton")
@@ -249,7 +249,7 @@ def test_what_it_cannot_compute_is_said() -> None:
     assert (choose(BACKENDS, "auto", inputs) is BACKENDS["triton"]) == value.is_cuda
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_inputs_give_empty_outputs() -> None:
     layout = SequenceLayout.packed(torch.zeros(3, dtype=torch.int32, device=DEVICE), 0)
     op = partial(light_conv, layout=layout)
     mixed, *gradients = results(op, [numbers(0, 2, 16), numbers(2, 3)], "triton", torch.float32)
@@ -271,7 +271,7 @@ def test_every_length_on_a_gpu(lengths: list[int], how: str, head_width: int, dt
 
 
 @pytest.mark.gpu
-def test_rows_beyond_31_bits() -> None:
+def test_offsets_beyond_31_bits() -> None:
     value = torch.zeros(2**31 // 8192 + 9, 128, 64, device="cuda", dtype=torch.bfloat16)
     value[-9:] = torch.randn(9, 128, 64, device="cuda")
     layout, scores, kernel = packed_layout([len(value)]).to("cuda"), numbers(128, 3), numbers(8192, 3)

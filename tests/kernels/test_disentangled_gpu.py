@@ -1,4 +1,4 @@
-"""Disentangled attention on a GPU: both forms, half precision, and a compiled step through the mask decoder."""
+"""Disentangled attention on a GPU: backends, half precision, and a compiled step with the mask decoder."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_places", [False, True])
+@pytest.mark.parametrize("has_positions", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [17, 1, 63], [64, 65], [600, 3]])
-def test_forms_are_near_the_truth(lengths: list[int], has_positions: bool, dtype: torch.dtype) -> None:
+def test_backends_match_float64(lengths: list[int], has_positions: bool, dtype: torch.dtype) -> None:
     layout = packed_layout(lengths, empty=2).to("cuda")
     slots = bucket_slots(256, 512, clamps_distance=True).cuda()
     shapes = [(sum(lengths),)] * 3 + [(512,)] * 2
@@ -29,14 +29,14 @@ def test_forms_are_near_the_truth(lengths: list[int], has_positions: bool, dtype
         return [mixed, *torch.autograd.grad((mixed * weight.to(precision)).sum(), tensors)]
 
     truth = results("reference", torch.float64)
-    for form in set(BACKENDS) - {"triton", "blocks", "grouped"}:  # they have tests of their own
-        for value, expected in zip(results(form, dtype), truth, strict=True):
+    for backend in set(BACKENDS) - {"triton", "blocks", "grouped"}:  # tested elsewhere
+        for value, expected in zip(results(backend, dtype), truth, strict=True):
             scale = expected.norm() + 0.01 * expected.numel() ** 0.5
             assert (value.double() - expected).norm() / scale < (2e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
 @pytest.mark.parametrize("name", ["deberta-base", "deberta-v2-xlarge"])
-def test_a_compiled_step_equals_a_plain_one(name: str) -> None:
+def test_compiled_step_equals_eager_step(name: str) -> None:
     size = {"width": 64, "layers": 3, "heads": 2, "vocabulary": 200, "max_length": 128, "dropout": 0.0, "init_std": 0.1}
     model = bertsmith.build(bertsmith.preset(name, **size), seed=0).cuda()
     lengths = [100, 28, 128]

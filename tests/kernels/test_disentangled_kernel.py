@@ -1,4 +1,4 @@
-"""The kernels of disentangled attention against the reference in float64: outputs and every gradient."""
+"""Kernels of disentangled attention against the reference in float64: outputs and all gradients."""
 
 from functools import partial
 
@@ -38,9 +38,9 @@ def op(
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """The op with the tables that are there after query, key and value."""
-    query, key, value, *given = tensors
-    tables = iter(given)
+    """Call the op with query, key, value and the tables of the chosen terms."""
+    query, key, value, *rest = tensors
+    tables = iter(rest)
     position_key, position_query = (next(tables) if has_term else None for has_term in terms)
     relative = RelativePositions(slots, slots, positions, are_distinct=True)
     return disentangled(
@@ -72,7 +72,7 @@ def compare(
     layout = (packed_layout(lengths, empty=2) if how == "packed" else padded_layout(lengths, extra=3)).to(DEVICE)
     shape = (sum(lengths),) if how == "packed" else (layout.batch, layout.max_length)
     slots, rows = table
-    # one joint projection, so that rows are apart
+    # slices of a joint projection, so that rows are strided
     states = numbers(*shape, 3, heads, head_width).to(dtype).unbind(-3)
     tables = [numbers(rows, heads, head_width) for has_term in terms if has_term]
     call = partial(op, terms=terms, layout=layout, slots=slots.to(DEVICE), is_causal=is_causal)
@@ -86,7 +86,7 @@ def test_packed_sequences(table: str, is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("terms", TERMS[1:], ids=str)
-def test_terms_can_be_left_out(terms: tuple[bool, bool]) -> None:
+def test_terms_can_be_omitted(terms: tuple[bool, bool]) -> None:
     compare([35, 3], SMALL["linear"], terms=terms)
 
 
@@ -94,7 +94,7 @@ def test_padded_rows() -> None:
     compare([3, 20, 1], SMALL["log"], how="padded")
 
 
-def test_longer_than_a_band() -> None:
+def test_sequences_longer_than_the_band() -> None:
     assert Buffer.of(210, reach=1, is_dense=False).half > 0
     compare([210, 2], (linear_slots(1), 2), heads=1)
 
@@ -103,25 +103,27 @@ def test_half_precision() -> None:
     compare([40, 5], SMALL["log"], dtype=HALF)
 
 
-def test_queries_at_places_of_their_own() -> None:
-    _positions([9, 40], [4, 13], heads=2, head_width=16, dtype=torch.float32, table=SMALL["log"])
+def test_query_positions_are_supported() -> None:
+    _compare_query_positions([9, 40], [4, 13], heads=2, head_width=16, dtype=torch.float32, table=SMALL["log"])
 
 
-def _positions(
+def _compare_query_positions(
     lengths: list[int],
-    asked: list[int],
+    queries_per_sequence: list[int],
     *,
     heads: int,
     head_width: int,
     dtype: torch.dtype,
     table: tuple[Tensor, int],
 ) -> None:
-    """Some places of each sequence ask, in no order."""
+    """Compare with the reference for queries at random positions of each sequence, in any order."""
     slots, rows = table
-    layout, key_layout = packed_layout(asked).to(DEVICE), packed_layout(lengths).to(DEVICE)
-    positions = torch.cat([torch.randperm(keys)[:queries] for keys, queries in zip(lengths, asked, strict=True)])
+    layout, key_layout = packed_layout(queries_per_sequence).to(DEVICE), packed_layout(lengths).to(DEVICE)
+    positions = torch.cat(
+        [torch.randperm(keys)[:queries] for keys, queries in zip(lengths, queries_per_sequence, strict=True)]
+    )
     for is_causal in (False, True):
-        states = [numbers(sum(counts), heads, head_width) for counts in (asked, lengths, lengths)]
+        states = [numbers(sum(counts), heads, head_width) for counts in (queries_per_sequence, lengths, lengths)]
         tables = [numbers(rows, heads, head_width) for _ in range(2)]
         call = partial(
             op,
@@ -136,7 +138,7 @@ def _positions(
 
 
 def _dropped(value: Tensor, seed: int, rate: float = 0.3) -> Tensor:
-    """The output for given values, all else the same for all seeds."""
+    """Return the output with dropout; query, key and tables are always the same."""
     layout, (slots, rows) = packed_layout([30, 7]).to(DEVICE), SMALL["linear"]
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn(37, 2, 16, generator=generator).to(DEVICE) for _ in range(2))
@@ -146,27 +148,27 @@ def _dropped(value: Tensor, seed: int, rate: float = 0.3) -> Tensor:
     return disentangled(query, key, value, *tables, layout, relative, dropout=rate, backend="triton")
 
 
-def test_dropout_is_drawn_again_in_the_backward_pass() -> None:
+def test_dropout_mask_is_recomputed_in_backward() -> None:
     value = numbers(37, 2, 16).float().requires_grad_()
     mixed = _dropped(value, seed=0)
     assert torch.equal(mixed, _dropped(value, seed=0))
     assert not torch.equal(mixed, _dropped(value, seed=1))
-    # the output is linear in the values for one draw, so their gradient gives it back
+    # for a fixed mask the output is linear in the values, so ⟨gradient, values⟩ equals ⟨output, upstream⟩
     upstream = torch.randn_like(mixed)
     (gradient,) = torch.autograd.grad(mixed, value, upstream)
     torch.testing.assert_close((mixed * upstream).sum(), (gradient * value).sum(), rtol=1e-4, atol=1e-3)
 
 
-def test_dropout_keeps_the_mean() -> None:
+def test_dropout_preserves_the_mean() -> None:
     value = numbers(37, 2, 16).float()
     plain = _dropped(value, seed=0, rate=0.0)
     mean = torch.stack([_dropped(value, seed) for seed in range(6 if DEVICE == "cpu" else 400)]).mean(0)
-    # along the output without dropout few draws are enough: shares that are not scaled up would give 0.7
+    # projected on the output without dropout, few samples are enough: without the scale the ratio would be 0.7
     assert ((mean * plain).sum() / (plain * plain).sum()).item() == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.slow  # several backward passes in Triton's interpreter
-def test_repeated_backward_passes_are_equal_to_the_bit() -> None:
+def test_backward_is_deterministic() -> None:
     layout, (slots, rows) = packed_layout([33, 20]).to(DEVICE), SMALL["log"]
     tensors = [*(numbers(53, 2, 16) for _ in range(3)), *(numbers(rows, 2, 16) for _ in range(2))]
     call = partial(op, terms=(True, True), layout=layout, slots=slots.to(DEVICE))
@@ -174,7 +176,7 @@ def test_repeated_backward_passes_are_equal_to_the_bit() -> None:
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_the_compiler_sees_one_operator() -> None:
+def test_op_compiles_without_graph_breaks() -> None:
     layout, (slots, rows) = packed_layout([12, 5]).to(DEVICE), SMALL["log"]
     tensors = [*(numbers(17, 2, 16).float() for _ in range(3)), *(numbers(rows, 2, 16).float() for _ in range(2))]
     call = partial(op, terms=(True, True), layout=layout, slots=slots.to(DEVICE), backend="triton")
@@ -182,7 +184,7 @@ def test_the_compiler_sees_one_operator() -> None:
     torch.testing.assert_close(compiled(*tensors), call(*tensors))
 
 
-def test_what_it_does_not_take() -> None:
+def test_unsupported_inputs_raise_with_the_reason() -> None:
     layout, (slots, rows) = packed_layout([3]).to(DEVICE), SMALL["log"]
     query, table, slots = numbers(3, 2, 24).float(), numbers(rows, 2, 24).float(), slots.to(DEVICE)
     with pytest.raises(InputError, match="the head width is 24, but the kernel supports 16, 32, 64, 128"):
@@ -218,7 +220,9 @@ def test_all_widths_and_dtypes(terms: tuple[bool, bool], head_width: int, dtype:
 
 
 @pytest.mark.gpu
-def test_all_kinds_of_places() -> None:
-    lengths, asked = [1, 64, 200, 513], [1, 10, 31, 100]
+def test_query_positions_on_gpu() -> None:
+    lengths, queries_per_sequence = [1, 64, 200, 513], [1, 10, 31, 100]
     for dtype in (torch.float32, torch.bfloat16):
-        _positions(lengths, asked, heads=4, head_width=64, dtype=dtype, table=TABLES["log"])
+        _compare_query_positions(
+            lengths, queries_per_sequence, heads=4, head_width=64, dtype=dtype, table=TABLES["log"]
+        )

@@ -1,4 +1,4 @@
-"""Every family on a GPU: the same states and gradients as on the CPU, compiled too, finite under bfloat16."""
+"""Every family on a GPU: hidden states and gradients equal those on the CPU, eager and compiled; bfloat16 is finite."""
 
 import pytest
 import torch
@@ -19,17 +19,17 @@ def states_and_gradients(name: str, device: str, dtype: torch.dtype, *, compiled
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_device_does_not_matter(name: str, compiled: bool) -> None:
+def test_gpu_equals_cpu(name: str, compiled: bool) -> None:
     truth = states_and_gradients(name, "cpu", torch.float64)
-    found = states_and_gradients(name, "cuda", torch.float64, compiled=compiled)
-    assert len(truth) == len(found)
-    # the angles of rotary positions are float32 everywhere, and a GPU rounds its powers, sines and cosines otherwise
-    room = 1e-4 if name.startswith("modern") else 1e-7
-    for there, here in zip(found, truth, strict=True):
-        torch.testing.assert_close(there.cpu(), here, rtol=room, atol=room)
+    actual = states_and_gradients(name, "cuda", torch.float64, compiled=compiled)
+    assert len(truth) == len(actual)
+    # rotary angles are always float32, and a GPU rounds powers, sines and cosines differently
+    tolerance = 1e-4 if name.startswith("modern") else 1e-7
+    for gpu, cpu in zip(actual, truth, strict=True):
+        torch.testing.assert_close(gpu.cpu(), cpu, rtol=tolerance, atol=tolerance)
 
 
-def test_half_precision_is_finite_and_near(name: str) -> None:
+def test_bfloat16_is_finite_and_close(name: str) -> None:
     model = tiny_model(name).float().cuda()
     layout = padded_layout(LENGTHS).to("cuda")
     tokens = torch.randint(0, 50, layout.is_token.shape, device="cuda")

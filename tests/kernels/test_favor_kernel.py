@@ -1,4 +1,4 @@
-"""The fused kernels of FAVOR+ against the reference in float64: outputs, every gradient, what must not matter."""
+"""Fused kernels of FAVOR+ against the reference in float64: outputs, all gradients, invariances."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ LENGTHS = [1, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000]
 
 @dataclass(frozen=True)
 class Case:
-    """One call, by what it differs in from others."""
+    """Inputs of one comparison."""
 
     lengths: list[int]
     head_width: int = 16
@@ -44,14 +44,14 @@ class Case:
     def layout(self, lengths: list[int]) -> SequenceLayout:
         return (packed_layout(lengths, empty=1) if self.is_packed else padded_layout([*lengths, 0], extra=2)).to(DEVICE)
 
-    def drawn(self, *shape: int) -> Tensor:
+    def random(self, *shape: int) -> Tensor:
         return self.scale * torch.randn(*shape, HEADS, self.head_width, dtype=torch.float64, device=DEVICE)
 
     def states(self, lengths: list[int]) -> Tensor:
-        return self.drawn(sum(lengths)) if self.is_packed else self.drawn(len(lengths) + 1, max(lengths) + 2)
+        return self.random(sum(lengths)) if self.is_packed else self.random(len(lengths) + 1, max(lengths) + 2)
 
     def matrix(self) -> Tensor:
-        """A random matrix as the kernel has it after rounding."""
+        """Draw a random matrix, rounded as in the kernel."""
         constant = FEATURE_MAPS[self.feature_map].has_constant_norms
         matrix = draw(self.features, self.head_width, has_constant_norms=constant).to(DEVICE).float()
         rounded = (matrix * self.head_width**-0.25).to(self.dtype)
@@ -59,36 +59,36 @@ class Case:
 
 
 def is_real(layout: SequenceLayout, states: Tensor) -> Tensor:
-    kept = torch.ones(states.shape[:-2], dtype=torch.bool, device=DEVICE)
-    return kept if layout.is_token is None else layout.is_token
+    real = torch.ones(states.shape[:-2], dtype=torch.bool, device=DEVICE)
+    return real if layout.is_token is None else layout.is_token
 
 
 def results(case: Case) -> dict[str, list[Tensor]]:
-    """Output and gradients of the kernel, of the reference in the same precision, and of the truth."""
+    """Return output and gradients of the kernel, of the reference in the same precision, and in float64."""
     layout = case.layout(case.lengths)
     key_layout = case.layout(case.memory) if case.memory else layout
     exact = [case.states(case.lengths), *(case.states(case.memory or case.lengths) for _ in range(2))]
     weight, matrix = torch.randn_like(exact[0]), case.matrix()
     weight = weight * is_real(layout, weight)[..., None, None]
-    made = {}
+    by_backend = {}
     for name, dtype in (("triton", case.dtype), ("reference", case.dtype), ("truth", torch.float64)):
         tensors = [tensor.to(case.dtype).to(dtype).requires_grad_() for tensor in exact]
         features = RandomFeatures(matrix if name == "truth" else matrix.float(), case.feature_map, case.epsilon)
         backend = "triton" if name == "triton" else "reference"
         mixed = favor(*tensors, features, layout, key_layout=key_layout, is_causal=case.is_causal, backend=backend)
         gradients = torch.autograd.grad((mixed * weight.to(dtype)).sum(), tensors)
-        kept = mixed * is_real(layout, mixed)[..., None, None]
+        real = mixed * is_real(layout, mixed)[..., None, None]
         if name == "triton":
-            assert torch.equal(mixed, kept)
-        made[name] = [tensor.double() for tensor in (kept, *gradients)]
+            assert torch.equal(mixed, real)
+        by_backend[name] = [tensor.double() for tensor in (real, *gradients)]
         for position in (1, 2) if case.feature_map == "relu" else ():
             rounded = exact[position - 1].to(case.dtype).double()
-            made[name][position] = made[name][position] * has_slope(rounded, matrix)
-    return made
+            by_backend[name][position] = by_backend[name][position] * has_slope(rounded, matrix)
+    return by_backend
 
 
 def has_slope(states: Tensor, matrix: Tensor) -> Tensor:
-    """Where relu has a derivative: next to 0 the rounding of sums decides between two slopes, and both are right.
+    """Return where relu has a stable derivative: near 0, rounding decides between two slopes, and both are correct.
 
     Shape: (…, heads, 1).
     """
@@ -96,15 +96,15 @@ def has_slope(states: Tensor, matrix: Tensor) -> Tensor:
 
 
 def check(case: Case) -> None:
-    made = results(case)
+    by_backend = results(case)
     room = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 6e-3}[case.dtype]
     if case.dtype == torch.bfloat16 and support.is_interpreting():
-        room = 3e-2  # the interpreter cuts off what the GPU rounds
-    for fast, rounded, truth in zip(made["triton"], made["reference"], made["truth"], strict=True):
+        room = 3e-2  # the interpreter truncates where the GPU rounds
+    for fast, rounded, truth in zip(by_backend["triton"], by_backend["reference"], by_backend["truth"], strict=True):
         assert fast.isfinite().all()
-        # of one token, or with one feature, queries have no gradient: what is left is rounding of terms that cancel
-        is_nothing = truth.norm() <= 1e-9 * truth.numel() ** 0.5
-        scale = truth.norm() + (1.0 if is_nothing else 0.01) * truth.numel() ** 0.5
+        # with one token or one feature, the gradient of queries is 0 up to rounding
+        is_zero = truth.norm() <= 1e-9 * truth.numel() ** 0.5
+        scale = truth.norm() + (1.0 if is_zero else 0.01) * truth.numel() ** 0.5
         assert (fast - truth).norm() / scale <= 1.5 * (rounded - truth).norm() / scale + room
 
 
@@ -126,7 +126,7 @@ def check(case: Case) -> None:
     ],
     ids=str,
 )
-def test_the_kernel_equals_the_reference(case: Case, is_causal: bool) -> None:
+def test_kernel_equals_the_reference(case: Case, is_causal: bool) -> None:
     check(replace(case, is_causal=is_causal))
 
 
@@ -135,15 +135,15 @@ def test_more_features_than_one_program_holds() -> None:
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_keys_of_another_layout(is_packed: bool) -> None:
+def test_keys_may_have_another_layout(is_packed: bool) -> None:
     check(Case([3, 20], memory=[40, 1], is_packed=is_packed, epsilon=0.01))
     check(Case([5, 3], memory=[7, 9], feature_map="relu", is_packed=is_packed))
 
 
-def test_many_splits_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_in_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     from bertsmith.ops.favor.kernels import features as splits
 
-    monkeypatch.setattr(splits, "_FEWEST_ROWS", 16)
+    monkeypatch.setattr(splits, "_MIN_ROWS", 16)
     check(Case([150, 7], epsilon=0.01))
     check(Case([150, 7], feature_map="relu", dtype=HALF))
     check(Case([70], memory=[150], scale=2.0))
@@ -158,7 +158,7 @@ def call(lengths: list[int], is_causal: bool, **options: Any) -> tuple[Any, list
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_packed_and_padded_are_the_same_and_repeat(is_causal: bool) -> None:
+def test_packed_equals_padded_and_backward_is_deterministic(is_causal: bool) -> None:
     lengths = [17, 3, 34]
     compute, tensors = call(lengths, is_causal)
     mixed = compute(*tensors)
@@ -174,7 +174,7 @@ def test_packed_and_padded_are_the_same_and_repeat(is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("feature_map", ["softmax", "relu"])
-def test_the_future_changes_nothing(feature_map: str) -> None:
+def test_causal_output_ignores_future_tokens(feature_map: str) -> None:
     compute, tensors = call([70], True, feature_map=feature_map)
     tensors = [tensor.detach() for tensor in tensors]
     before = compute(*tensors)
@@ -195,15 +195,15 @@ def test_empty_sequences_and_strided_tensors(is_causal: bool) -> None:
     expected = favor(*whole.unbind(1), features, layout, is_causal=is_causal, backend="reference")
     torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-5)
     if not is_causal:
-        nothing = SequenceLayout.packed(torch.tensor([0, 0, 0, 0, 0, 20], dtype=torch.int32, device=DEVICE), 20)
+        empty = SequenceLayout.packed(torch.tensor([0, 0, 0, 0, 0, 20], dtype=torch.int32, device=DEVICE), 20)
         tensors = [tensor.contiguous().requires_grad_() for tensor in whole.unbind(1)]
-        mixed = favor(*tensors, features, layout, key_layout=nothing, backend="triton")
+        mixed = favor(*tensors, features, layout, key_layout=empty, backend="triton")
         assert (mixed == 0).all()
         assert all((grad == 0).all() for grad in torch.autograd.grad(mixed.sum(), tensors))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_op_is_whole_and_compiles(is_causal: bool) -> None:
+def test_op_passes_opcheck_and_compiles(is_causal: bool) -> None:
     compute, tensors = call([5, 3], is_causal)
     mixed = compute(*tensors)
     gradients = torch.autograd.grad(mixed.square().sum(), tensors)
@@ -211,7 +211,7 @@ def test_the_op_is_whole_and_compiles(is_causal: bool) -> None:
     assert torch.equal(compiled, mixed)
     again = torch.autograd.grad(compiled.square().sum(), tensors)
     assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
-    # one sequence: nothing that is kept for the backward pass has room that is never written
+    # one sequence, so that no saved tensor has elements that are never written
     first, length = (torch.tensor([start], dtype=torch.int32, device=DEVICE) for start in (0, 8))
     matrix = torch.randn(20, 16, device=DEVICE)
     curve = (True, -0.5, 1e-6)
@@ -223,7 +223,7 @@ def test_the_op_is_whole_and_compiles(is_causal: bool) -> None:
         torch.library.opcheck(torch.ops.bertsmith.favor.default, arguments)
 
 
-def test_what_the_kernel_cannot_is_said() -> None:
+def test_unsupported_inputs_return_the_reason() -> None:
     def reason(feature_map: str = "softmax", width: int = 16, value_width: int = 16, count: int = 20) -> str | None:
         layout, tensors = SequenceLayout.full(1, 2), [torch.zeros(1, 2, 1, width, device=DEVICE) for _ in range(3)]
         features = RandomFeatures(torch.zeros(count, width, device=DEVICE), feature_map)
@@ -264,7 +264,7 @@ def test_every_map_and_number_of_features(features: int, feature_map: str, is_ca
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_thirty_two_thousand_tokens_in_half_precision(dtype: torch.dtype, scale: float, is_causal: bool) -> None:
+def test_32k_tokens_in_half_precision_are_finite(dtype: torch.dtype, scale: float, is_causal: bool) -> None:
     length = 32_768
     query, key = (scale * torch.randn(1, length, 2, 64, device="cuda") for _ in range(2))
     value = 1 + 0.1 * torch.randn(1, length, 2, 64, device="cuda")
@@ -274,14 +274,14 @@ def test_thirty_two_thousand_tokens_in_half_precision(dtype: torch.dtype, scale:
         mixed = favor(*tensors, features, layout, is_causal=is_causal, backend="triton")
     assert mixed.dtype == dtype
     assert mixed.isfinite().all()
-    # an average of values that all lie near 1
+    # a mean of values near 1
     assert (mixed - 1).abs().max() < 0.7
     gradients = torch.autograd.grad(mixed.float().square().sum(), tensors)
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.gpu
-def test_auto_takes_the_kernel_on_a_gpu() -> None:
+def test_auto_chooses_the_kernel_on_a_gpu() -> None:
     layout = SequenceLayout.full(1, 4)
     tensors = [torch.randn(1, 4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     inputs = FavorInputs(*tensors, layout, layout, features=RandomFeatures(torch.randn(8, 64, device="cuda")))

@@ -1,4 +1,4 @@
-"""The mask decoder on a GPU: it never makes the host wait, and gives what it gives on the CPU."""
+"""The mask decoder on a GPU never synchronises with the host and equals the CPU."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ LENGTHS = [7, 1, 12, 3]
 
 @pytest.mark.parametrize("name", ["deberta-base", "deberta-v2-xlarge"])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_host_never_waits(name: str, is_causal: bool) -> None:
+def test_mask_decoder_never_synchronises(name: str, is_causal: bool) -> None:
     model, layout = tiny_model(name), packed_layout(LENGTHS, empty=2)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 50, (sum(LENGTHS),), generator=generator)
@@ -24,7 +24,7 @@ def test_the_host_never_waits(name: str, is_causal: bool) -> None:
     expected = model.run(inputs, Want(masked_positions=positions)).masked_states
     model, want = model.cuda(), Want(masked_positions=positions.cuda())
     inputs = replace(inputs, tokens=tokens.cuda(), layout=layout.to("cuda"))
-    model.run(inputs, want)  # what is set up once may wait
+    model.run(inputs, want)  # the first call may synchronise
     torch.cuda.set_sync_debug_mode("error")
     try:
         states = model.run(inputs, want).masked_states

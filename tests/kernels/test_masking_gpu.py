@@ -1,4 +1,4 @@
-"""Masking on a GPU: the same choice as on the CPU, and the host never waits for it."""
+"""Masking on a GPU chooses the same tokens as on the CPU, without synchronisation."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ RULES.append(MaskingConfig(draw="with_replacement"))
 
 
 @pytest.mark.parametrize("masking", RULES, ids=lambda masking: f"{masking.draw}-{masking.unit}")
-def test_a_gpu_masks_alike_without_a_wait(masking: MaskingConfig) -> None:
+def test_gpu_masks_like_cpu_without_synchronising(masking: MaskingConfig) -> None:
     draw = np.random.default_rng(0)
     lengths = draw.integers(3, 129, size=200)
     starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int()
@@ -25,13 +25,13 @@ def test_a_gpu_masks_alike_without_a_wait(masking: MaskingConfig) -> None:
     ids = torch.arange(60)
     table = Vocabulary(60, 3, ids < 5, ids < 40)
     expected = corrupt(batch, 7, masking, table)
-    there, table = batch.to("cuda"), table.to("cuda")
-    corrupt(there, 7, masking, table)
+    batch, table = batch.to("cuda"), table.to("cuda")
+    corrupt(batch, 7, masking, table)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = corrupt(there, 7, masking, table)
+        actual = corrupt(batch, 7, masking, table)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for name in ("tokens", "positions", "targets"):
-        assert torch.equal(getattr(got, name).cpu(), getattr(expected, name)), name
+        assert torch.equal(getattr(actual, name).cpu(), getattr(expected, name)), name

@@ -1,4 +1,4 @@
-"""Sharded weights on a GPU: one process is enough to meet what a CPU does not have (NCCL, bfloat16, a fused AdamW)."""
+"""Sharded training on one GPU, with the parts that a CPU does not have: NCCL, bfloat16, fused AdamW."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "accelerate" / "one-machine-fsd
 
 
 @pytest.mark.parametrize("compiled", ["off", "on"])
-def test_a_share_of_everything_is_everything(compiled: str, corpus_folder: Path, tmp_path: Path) -> None:
+def test_fsdp_on_one_gpu_equals_plain_training(compiled: str, corpus_folder: Path, tmp_path: Path) -> None:
     from helpers_training import RECIPE, command, run
 
     recipe = tmp_path / "recipe.toml"
@@ -20,8 +20,8 @@ def test_a_share_of_everything_is_everything(compiled: str, corpus_folder: Path,
     words = ["cuda" if word == "cpu" else word for word in words]
     run(words)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG), "--num_processes", "1"]
-    said = run([*launch, *[word.replace("/plain", "/sharded") for word in words[1:]]]).stderr
-    assert "recompile_limit" not in said
+    stderr = run([*launch, *[word.replace("/plain", "/sharded") for word in words[1:]]]).stderr
+    assert "recompile_limit" not in stderr
     plain, sharded = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("plain", "sharded"))
     assert sharded["training_loss"] == pytest.approx(plain["training_loss"], rel=0.01)
     assert sharded["held_out"]["loss"] == pytest.approx(plain["held_out"]["loss"], rel=0.01)

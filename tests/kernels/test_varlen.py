@@ -1,4 +1,4 @@
-"""Packed attention on a GPU against the reference in float64: outputs and every gradient."""
+"""Packed attention on a GPU against the reference in float64: outputs and all gradients."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_cau
         results[name] = [tensor.double() for tensor in (mixed, *gradients)]
     for fast, rounded, truth in zip(results["varlen"], results["reference"], results["truth"], strict=True):
         assert fast.isfinite().all()
-        # no further from the truth than the written-out form in the same precision, with a little room
+        # as close to float64 as the reference in the same precision, with a small tolerance
         scale = truth.norm() + 0.01 * truth.numel() ** 0.5  # some gradients are exactly 0
         assert (fast - truth).norm() / scale <= 1.5 * (rounded - truth).norm() / scale + 4e-3
 
 
-def test_auto_takes_varlen_for_packed_half_precision() -> None:
+def test_auto_chooses_varlen_for_packed_half_precision() -> None:
     from bertsmith.ops.attention import BACKENDS
     from bertsmith.ops.dispatch import choose
 
@@ -42,7 +42,7 @@ def test_auto_takes_varlen_for_packed_half_precision() -> None:
     assert choose(BACKENDS, "auto", AttentionInputs(*tensors, layout, layout, dropout=0.1)) is BACKENDS["varlen"]
 
 
-def test_dropout_in_the_kernel() -> None:
+def test_varlen_dropout() -> None:
     lengths = [1, 17, 64, 100]
     layout = packed_layout(lengths).to("cuda")
     query, key, value = (torch.randn(sum(lengths), 4, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -52,18 +52,18 @@ def test_dropout_in_the_kernel() -> None:
         return attention(query, key, values, layout, dropout=rate, backend="varlen")
 
     plain = attention(query, key, value, layout, backend="varlen")
-    nothing = AttentionInputs(query, key, value, layout, layout)
+    without_dropout = AttentionInputs(query, key, value, layout, layout)
     assert layout.starts is not None
-    torch.testing.assert_close(varlen._with_dropout(nothing, layout.starts, layout.starts, (-1, -1)), plain)
+    torch.testing.assert_close(varlen._with_dropout(without_dropout, layout.starts, layout.starts, (-1, -1)), plain)
     assert torch.equal(mixed(value, 0.3), mixed(value, 0.3))
     assert not torch.equal(mixed(value, 0.3), mixed(value, 0.3, seed=1))
-    # the kernel has 256 steps of a rate
+    # the kernel rounds rates to 1/256
     mean = torch.stack([mixed(value, 0.3, seed).float() for seed in range(400)]).mean(0)
     assert (mean - plain.float()).norm() / plain.float().norm() < 0.1
-    # the output is linear in the values for one draw, so their gradient gives it back
+    # for a fixed mask the output is linear in the values, so ⟨gradient, values⟩ equals ⟨output, upstream⟩
     leaf = value.clone().requires_grad_()
     upstream = torch.randn_like(value)
     out = mixed(leaf, 0.3)
     (gradient,) = torch.autograd.grad(out, leaf, upstream)
-    given, back = (out.detach() * upstream).float().sum(), (gradient * value).float().sum()
-    torch.testing.assert_close(given, back, rtol=0.05, atol=3.0)
+    forward, backward = (out.detach() * upstream).float().sum(), (gradient * value).float().sum()
+    torch.testing.assert_close(forward, backward, rtol=0.05, atol=3.0)

@@ -1,4 +1,4 @@
-"""The parts of DeBERTa besides its attention: the branch, the table's settings, biases by part, the heads."""
+"""Parts of DeBERTa besides its attention: convolution branch, relative table, biases by part, heads."""
 
 import pytest
 import torch
@@ -31,36 +31,36 @@ def layouts(lengths: list[int], max_length: int) -> tuple[SequenceLayout, Sequen
 
 
 @pytest.mark.parametrize("kernel_size", [1, 3, 5])
-def test_branch_is_a_convolution_that_stays_inside(kernel_size: int) -> None:
+def test_branch_convolves_within_each_sequence(kernel_size: int) -> None:
     branch = randomised(BranchConfig(kernel_size=kernel_size, dropout=0.0).build(WIDTH))
     lengths = [4, 1, 7]
     padded, packed = layouts(lengths, 9)
-    entered, left = (torch.randn(3, 9, WIDTH, dtype=torch.float64) for _ in range(2))
+    layer_input, layer_output = (torch.randn(3, 9, WIDTH, dtype=torch.float64) for _ in range(2))
     kernel = branch.weight.unflatten(1, (kernel_size, WIDTH)).transpose(1, 2)
     expected = []
-    for row, (x, y) in zip(lengths, zip(entered, left, strict=True), strict=True):
+    for row, (x, y) in zip(lengths, zip(layer_input, layer_output, strict=True), strict=True):
         added = conv1d(x[:row].T[None], kernel, branch.bias, padding=kernel_size // 2)[0].T
         expected.append(layer_norm(y[:row] + gelu(added), (WIDTH,), branch.norm.weight, branch.norm.bias, 1e-7))
-    rows = branch(entered, left, ForwardContext(padded))
+    rows = branch(layer_input, layer_output, ForwardContext(padded))
     torch.testing.assert_close(rows[padded.is_token], torch.cat(expected), rtol=0, atol=1e-12)
-    run = branch(entered[padded.is_token], left[padded.is_token], ForwardContext(packed))
+    run = branch(layer_input[padded.is_token], layer_output[padded.is_token], ForwardContext(packed))
     torch.testing.assert_close(run, torch.cat(expected), rtol=0, atol=1e-12)
 
 
-def test_branch_drops_before_the_activation() -> None:
-    """gelu(dropout(x)): what is kept is scaled inside the activation, so outputs are 0 or gelu(2x), never 2·gelu(x)."""
+def test_branch_dropout_precedes_the_activation() -> None:
+    """gelu(dropout(x)): outputs are 0 or gelu(2x), never 2·gelu(x)."""
     branch = randomised(BranchConfig(dropout=0.5).build(WIDTH)).train()
     branch.norm = torch.nn.Identity()
-    entered, context = torch.randn(1, 4, WIDTH, dtype=torch.float64), ForwardContext(SequenceLayout.full(1, 4))
+    layer_input, context = torch.randn(1, 4, WIDTH, dtype=torch.float64), ForwardContext(SequenceLayout.full(1, 4))
     kernel = branch.weight.unflatten(1, (3, WIDTH)).transpose(1, 2)
-    clean = conv1d(entered.transpose(1, 2), kernel, branch.bias, padding=1).transpose(1, 2)
-    noisy = branch(entered, torch.zeros_like(entered), context)
-    kept = noisy != 0
-    assert 0 < kept.sum() < kept.numel()
-    torch.testing.assert_close(noisy[kept], gelu(2 * clean)[kept])
+    clean = conv1d(layer_input.transpose(1, 2), kernel, branch.bias, padding=1).transpose(1, 2)
+    noisy = branch(layer_input, torch.zeros_like(layer_input), context)
+    is_kept = noisy != 0
+    assert 0 < is_kept.sum() < is_kept.numel()
+    torch.testing.assert_close(noisy[is_kept], gelu(2 * clean)[is_kept])
 
 
-def test_only_the_parts_that_have_a_bias_get_one() -> None:
+def test_bias_applies_to_biased_parts_only() -> None:
     layer = randomised(ElasticLinear(5, 12, units_out=2, parts=3, bias=(True, False, True)))
     assert layer.bias.shape == (8,)
     hidden = torch.randn(3, 5, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_only_the_parts_that_have_a_bias_get_one() -> None:
     torch.testing.assert_close(layer(hidden), whole.unflatten(1, (3, 2, 2)).flip(2).flatten(1))
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_deberta_settings_raise() -> None:
     with pytest.raises(InputError, match=r"span is 8 and max_distance 5; allowed: .* max_distance of 6 or more"):
         RelativeConfig.parse({"span": 8, "max_distance": 5})
     encoder = bertsmith.preset("deberta-v3-xsmall").encoder.plain()
@@ -89,7 +89,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         BranchConfig.parse({"kernel_size": 4})
 
 
-def test_replaced_tokens_look_at_the_first_token() -> None:
+def test_replaced_tokens_head_adds_the_first_token() -> None:
     head = randomised(ReplacedTokensConfig(adds_first=True).build(WIDTH, WIDTH, 9))
     padded, packed = layouts([4, 1, 6], 7)
     hidden = torch.randn(3, 7, WIDTH, dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_replaced_tokens_look_at_the_first_token() -> None:
         head(hidden)
 
 
-def test_pooler_has_its_activation() -> None:
+def test_pooler_applies_its_activation() -> None:
     pooler = randomised(PoolerConfig(activation="gelu").build(WIDTH, WIDTH, 9))
     first = torch.randn(2, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(pooler(first), gelu(first @ pooler.project.weight.T + pooler.project.bias))

@@ -1,4 +1,4 @@
-"""The random matrix of the favor mixer: drawn once, drawn anew when it is time, saved, the same everywhere."""
+"""The random matrix of the favor mixer: first draw, redraws, saving, reproducibility."""
 
 from pathlib import Path
 
@@ -24,18 +24,18 @@ def matrices(model: bertsmith.Model) -> list[torch.Tensor]:
     return [block.mixer.projection.clone() for block in model.encoder.blocks]
 
 
-def test_the_seed_of_the_build_draws_the_first_matrix() -> None:
+def test_build_seed_determines_the_first_matrix() -> None:
     first, second = matrices(small()), matrices(small())
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[0], first[1])
     blocks = first[0][:16] @ first[0][:16].T
     torch.testing.assert_close(blocks, blocks.diagonal().diag(), rtol=0, atol=1e-5)
-    # the weights are those of a BERT of the same seed
+    # the weights equal a BERT built with the same seed
     bert = bertsmith.build(preset("bert-tiny", width=32, layers=2, heads=2, vocabulary=50, max_length=16), seed=3)
     assert torch.equal(bert.encoder.blocks[1].mixer.project.weight, small().encoder.blocks[1].mixer.project.weight)
 
 
-def test_redraws_come_when_it_is_time_and_depend_on_the_seed_alone() -> None:
+def test_redraws_follow_the_interval_and_depend_on_the_seed_only() -> None:
     model, other = small(redraw_every=5), small(redraw_every=5)
     start = matrices(model)
     address = model.encoder.blocks[0].mixer.projection.data_ptr()
@@ -49,7 +49,7 @@ def test_redraws_come_when_it_is_time_and_depend_on_the_seed_alone() -> None:
     assert model.encoder.blocks[0].mixer.projection.data_ptr() == address
     other.encoder.redraw_features(5, 8)
     assert not torch.equal(matrices(other)[0], fifth[0])
-    # another process, with another history and another state of the generators
+    # like another process, with other earlier draws and another state of the global generator
     torch.manual_seed(99)
     other.encoder.redraw_features(10, 7)
     other.encoder.redraw_features(5, 7)
@@ -59,7 +59,7 @@ def test_redraws_come_when_it_is_time_and_depend_on_the_seed_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(matrices(never), start, strict=True))
 
 
-def test_a_folder_keeps_the_matrix(tmp_path: Path) -> None:
+def test_random_matrix_is_saved_and_loaded(tmp_path: Path) -> None:
     model = small(redraw_every=5)
     model.encoder.redraw_features(5, 1)
     bertsmith.save(model, tmp_path / "model")
@@ -69,7 +69,7 @@ def test_a_folder_keeps_the_matrix(tmp_path: Path) -> None:
     assert torch.equal(loaded(ids), model.eval()(ids))
 
 
-def test_half_precision_weights_keep_a_whole_matrix() -> None:
+def test_random_matrix_stays_float32_in_half_precision_models() -> None:
     model = small().eval()
     before, ids = matrices(model), torch.randint(0, 50, (2, 9))
     exact = model(ids)
@@ -80,7 +80,7 @@ def test_half_precision_weights_keep_a_whole_matrix() -> None:
     assert model.double().encoder.blocks[0].mixer.projection.dtype == torch.float64
 
 
-def test_checkpointing_the_activations_changes_no_gradient() -> None:
+def test_activation_checkpointing_preserves_gradients() -> None:
     from torch.utils.checkpoint import checkpoint
 
     mixer = FavorConfig(heads=2, features=24, dropout=0.0).build(16).double()
@@ -96,19 +96,19 @@ def test_checkpointing_the_activations_changes_no_gradient() -> None:
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, mixer.parameters(), strict=True))
 
 
-def test_cost() -> None:
+def test_flops_of_linear_attention() -> None:
     favor, full = FavorConfig(heads=12), FullConfig(heads=12)
     projections = 2 * 4 * 768 * 768
     assert favor.flops(768, 4096) - projections == 12 * 8 * 256 * 64
     assert favor.flops(768, 64) == favor.flops(768, 65536)
-    # twice the features is where the two cost the same
+    # the cost is equal at a length of twice the features
     assert favor.flops(768, 512) == full.flops(768, 512)
     assert FavorConfig(heads=12, feature_map="hyperbolic").flops(768, 9) - projections == 12 * 8 * 512 * 64
     assert FavorConfig(heads=12, feature_map="relu", features=0).flops(768, 9) - projections == 12 * 4 * 64 * 64
     assert parameters(preset("performer-base")) == parameters(preset("bert-base"))
 
 
-def test_settings_are_checked() -> None:
+def test_invalid_favor_settings_raise() -> None:
     with pytest.raises(InputError, match="feature_map is 'softmx'"):
         FavorConfig.parse({"heads": 2, "feature_map": "softmx"})
     with pytest.raises(ValueError, match="width 10 is not a multiple of heads 4"):

@@ -1,4 +1,4 @@
-"""What the modern network is made of: rotations by place, windows, gates, norms by the root mean square, no biases."""
+"""Parts of modern encoders: rotary embedding, windows, gated feed-forwards, RMSNorm, no biases."""
 
 import pytest
 import torch
@@ -17,21 +17,21 @@ from bertsmith.models.published import preset
 TINY = {"width": 32, "layers": 4, "heads": 2, "vocabulary": 60, "neurons": 48}
 
 
-def test_turns_are_the_formula() -> None:
-    rotary, states = Rotary(50.0, 6), torch.randn(4, 2, 6, dtype=torch.float64)
-    turned = rotary.rotations(torch.tensor([0, 1, 7, 300]))(states)
+def test_rotations_match_the_formula() -> None:
+    rotary, vectors = Rotary(50.0, 6), torch.randn(4, 2, 6, dtype=torch.float64)
+    rotated = rotary.rotations(torch.tensor([0, 1, 7, 300]))(vectors)
     for token, position in enumerate([0, 1, 7, 300]):
         for pair in range(3):
-            # a pair of channels is a complex number, a turn a factor of length 1
-            number = torch.complex(states[token, :, pair], states[token, :, pair + 3])
+            # a pair of channels is a complex number, a rotation a factor of modulus 1
+            number = torch.complex(vectors[token, :, pair], vectors[token, :, pair + 3])
             angle = torch.tensor(position / 50 ** (2 * pair / 6), dtype=torch.float64)
             expected = number * torch.polar(torch.ones_like(angle), angle)
-            torch.testing.assert_close(turned[token, :, pair], expected.real, rtol=0, atol=1e-4)
-            torch.testing.assert_close(turned[token, :, pair + 3], expected.imag, rtol=0, atol=1e-4)
-    assert torch.equal(turned[0], states[0])
+            torch.testing.assert_close(rotated[token, :, pair], expected.real, rtol=0, atol=1e-4)
+            torch.testing.assert_close(rotated[token, :, pair + 3], expected.imag, rtol=0, atol=1e-4)
+    assert torch.equal(rotated[0], vectors[0])
 
 
-def test_products_depend_on_the_distance_only() -> None:
+def test_rotated_products_depend_on_relative_position_only() -> None:
     rotations, query, key = Rotary(10_000.0, 8).rotations(torch.arange(600)), torch.randn(1, 8), torch.randn(1, 8)
     products = (rotations(query.expand(600, 1, 8)) * rotations(key.expand(600, 1, 8).roll(0))).sum(-1)
     torch.testing.assert_close(products, products[:1].expand(600, 1), rtol=1e-4, atol=1e-4)
@@ -40,23 +40,25 @@ def test_products_depend_on_the_distance_only() -> None:
     assert not torch.allclose(apart[0], products[0], atol=1e-3)
 
 
-def test_turns_keep_their_places_apart_in_half_precision() -> None:
-    rotary, states = Rotary(10_000.0, 64), torch.randn(2, 3, 64)
-    exact = rotary.rotations(torch.tensor([1000, 1001]))(states)
-    half = rotary.rotations(torch.tensor([1000, 1001]))(states.bfloat16())
+def test_rotations_distinguish_positions_in_half_precision() -> None:
+    rotary, vectors = Rotary(10_000.0, 64), torch.randn(2, 3, 64)
+    exact = rotary.rotations(torch.tensor([1000, 1001]))(vectors)
+    half = rotary.rotations(torch.tensor([1000, 1001]))(vectors.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half - exact).norm() / exact.norm() < 4e-3
 
 
-def test_turns_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, rotations = [], Rotary.rotations
-    monkeypatch.setattr(Rotary, "rotations", lambda self, positions: made.append(self) or rotations(self, positions))
+def test_rotations_are_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, rotations = [], Rotary.rotations
+    monkeypatch.setattr(
+        Rotary, "rotations", lambda self, positions: computed.append(self) or rotations(self, positions)
+    )
     model = bertsmith.build(preset("modern-small", **TINY), seed=0).eval()
     model(torch.randint(0, 60, (2, 9)))
-    assert made == [Rotary(160_000.0, 16), Rotary(10_000.0, 16)]
+    assert computed == [Rotary(160_000.0, 16), Rotary(10_000.0, 16)]
 
 
-def test_places_matter_and_distant_tokens_do_not_in_a_window() -> None:
+def test_positions_matter_and_tokens_outside_the_window_do_not() -> None:
     mixer = FullConfig(heads=2, window=2, dropout=0.0).build(16).double()
     with torch.no_grad():
         for parameter in mixer.parameters():
@@ -70,7 +72,7 @@ def test_places_matter_and_distant_tokens_do_not_in_a_window() -> None:
     assert not torch.equal(mixer(changed, context)[:, 6], mixer(hidden, context)[:, 6])
 
 
-def test_windows_save_operations() -> None:
+def test_windows_reduce_flops() -> None:
     plain, near = FullConfig(heads=2), FullConfig(heads=2, window=8)
     assert near.flops(16, 17) == plain.flops(16, 17)
     assert near.flops(16, 1000) == plain.flops(16, 17)
@@ -78,7 +80,7 @@ def test_windows_save_operations() -> None:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
-def test_a_gate_multiplies_what_is_activated(activation: str) -> None:
+def test_gated_feedforward_multiplies_activation_by_gate(activation: str) -> None:
     config = FeedForwardConfig(neurons=5, activation=activation, is_gated=True, has_bias=False)
     layer = config.build(4)
     with torch.no_grad():
@@ -91,7 +93,7 @@ def test_a_gate_multiplies_what_is_activated(activation: str) -> None:
     assert sum(parameter.numel() for parameter in layer.parameters()) * 2 == config.flops(4)
 
 
-def test_rms_norm_is_the_formula_and_keeps_half_precision() -> None:
+def test_rms_norm_matches_the_formula_and_preserves_half_precision() -> None:
     norm = Norm(64, 1e-5, "rms")
     with torch.no_grad():
         norm.weight.normal_(1, 0.2)
@@ -105,12 +107,12 @@ def test_rms_norm_is_the_formula_and_keeps_half_precision() -> None:
     assert (half.float() - exact).norm() / exact.norm() < 8e-3
 
 
-def test_no_biases_but_that_of_the_scores() -> None:
+def test_only_the_output_layer_has_a_bias() -> None:
     model = bertsmith.build(preset("modern-small", **TINY), seed=0)
     assert [name for name, _ in model.named_parameters() if name.endswith("bias")] == ["heads.masked_tokens.bias"]
 
 
-def test_fresh_outputs_shrink_with_the_depth() -> None:
+def test_initial_output_weights_are_scaled_by_depth() -> None:
     model = bertsmith.build(preset("modern-small", vocabulary=100), seed=0)
     block = model.encoder.blocks[3]
     for output in (block.mixer.output, block.feedforward.contract):
@@ -126,7 +128,7 @@ def test_shared_outputs_are_scaled_once() -> None:
     assert weight.std().item() == pytest.approx(0.0176 / 8**0.5, rel=0.03)
 
 
-def test_a_memory_has_no_places_to_turn_by() -> None:
+def test_memory_is_rejected_with_rotary_or_window() -> None:
     mixer = FullConfig(heads=2, rotary=10.0).build(16)
     assert isinstance(mixer.output, ElasticLinear)
     memory = Memory(torch.randn(1, 3, 16), SequenceLayout.full(1, 3))
@@ -135,34 +137,34 @@ def test_a_memory_has_no_places_to_turn_by() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"mixer": {"kind": "full", "heads": 2, "head_width": 5, "rotary": 10.0}}, "head_width is 5, but rotary"),
         ({"feedforward": {"neurons": 8, "groups": 2, "is_gated": True}}, "groups is 2; allowed with is_gated or"),
         ({"feedforward": {"neurons": 8, "groups": 2, "has_bias": False}}, "groups is 2; allowed with is_gated or"),
     ],
 )
-def test_what_cannot_be_is_said(changes: dict, sentence: str) -> None:
+def test_invalid_settings_raise(changes: dict, message: str) -> None:
     data = preset("bert-tiny").plain()
     data["encoder"]["layers"][0] |= changes
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         ModelConfig.parse(data)
 
 
-def test_a_mask_decoder_is_refused() -> None:
+def test_mask_decoder_is_rejected() -> None:
     data = preset("modern-small").plain()
     data["heads"].append({"kind": "mask_decoder"})
     with pytest.raises(InputError, match="a mask_decoder needs an encoder whose last mixer can look at other states"):
         ModelConfig.parse(data)
 
 
-def test_linear_attention_has_neither_turns_nor_windows() -> None:
+def test_linear_attention_has_neither_rotary_nor_window() -> None:
     model = bertsmith.build(preset("modern-small", **TINY), seed=0)
     with pytest.raises(InputError, match=r"convert to 'favor': rotary is 160000\.0, which favor has not"):
         bertsmith.convert(model, "favor")
 
 
-def test_sharing_minds_the_norm_that_is_not_there() -> None:
+def test_sharing_rejects_a_missing_norm() -> None:
     data = preset("modern-small", **TINY, global_every=1).plain()
     data["encoder"]["sharing"] = "mixer"
     with pytest.raises(InputError, match="the layers differ in their has_mixer_norm"):

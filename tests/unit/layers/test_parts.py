@@ -1,4 +1,4 @@
-"""Single parts: positions, norms under autocast, elastic layers."""
+"""Position embeddings, norms under autocast, elastic and grouped layers."""
 
 import math
 
@@ -16,7 +16,7 @@ from bertsmith.models.build import build, rebuild
 from bertsmith.models.published import preset
 
 
-def test_sinusoids_are_the_formula() -> None:
+def test_sinusoids_match_the_formula() -> None:
     table = SinusoidPositions(50, 8).table
     for position in (0, 1, 49):
         for pair in range(4):
@@ -26,7 +26,7 @@ def test_sinusoids_are_the_formula() -> None:
     assert "table" not in SinusoidPositions(5, 8).state_dict()
 
 
-def test_norm_keeps_the_stream_in_half_precision() -> None:
+def test_norm_output_stays_in_half_precision_under_autocast() -> None:
     norm = Norm(64, 1e-12)
     with torch.no_grad():
         norm.weight.normal_(1, 0.2)
@@ -41,7 +41,7 @@ def test_norm_keeps_the_stream_in_half_precision() -> None:
     assert torch.equal(exact, expected)
 
 
-def test_elastic_parts_and_units() -> None:
+def test_elastic_linear_with_output_parts() -> None:
     layer = ElasticLinear(6, 24, units_out=4, parts=3)
     with torch.no_grad():
         layer.weight.copy_(torch.arange(24.0)[:, None].expand(24, 6))
@@ -58,7 +58,7 @@ def test_elastic_parts_and_units() -> None:
         ElasticLinear(6, 10, units_out=4)
 
 
-def test_elastic_parts_of_the_input() -> None:
+def test_elastic_linear_with_input_parts() -> None:
     layer = ElasticLinear(12, 2, units_in=3, parts_in=2)
     with torch.no_grad():
         layer.weight.copy_(torch.arange(12.0).expand(2, 12))
@@ -74,7 +74,7 @@ def test_elastic_parts_of_the_input() -> None:
         ElasticLinear(9, 2, units_in=3, parts_in=2)
 
 
-def test_groups_are_blocks_of_a_dense_layer() -> None:
+def test_grouped_linear_is_block_diagonal() -> None:
     layer = GroupedLinear(6, 4, groups=2)
     with torch.no_grad():
         layer.weight.normal_()
@@ -104,7 +104,7 @@ def test_reordered_neurons_stay_in_their_group() -> None:
     torch.testing.assert_close(layer(hidden, context), before)
 
 
-def test_groups_must_divide() -> None:
+def test_groups_must_divide_width_and_neurons() -> None:
     for config, width, match in (
         (FeedForwardConfig(neurons=6, groups=4), 8, "neurons 6 is not a multiple of groups 4"),
         (FeedForwardConfig(neurons=8, groups=4), 6, "width 6 is not a multiple of groups 4"),
@@ -114,11 +114,11 @@ def test_groups_must_divide() -> None:
     assert FeedForwardConfig(neurons=8, groups=4).flops(8) * 4 == FeedForwardConfig(neurons=8).flops(8)
 
 
-def test_depthwise_kernels_start_at_one_over_taps() -> None:
+def test_depthwise_kernels_are_initialised_with_std_one_over_kernel_size() -> None:
     model = build(preset("convbert-small", layers=1, vocabulary=100), seed=0)
     mixer = model.encoder.blocks[0].mixer
     assert mixer.span.depthwise.abs().max() <= 2 / 9
-    # the deviation of a normal cut off at two of its deviations is 0.88 of it
+    # a normal distribution truncated at two std has 0.88 of its std
     assert mixer.span.depthwise.std().item() == pytest.approx(0.88 / 9, rel=0.03)
     assert mixer.span.pointwise.weight.abs().max() <= 0.04
     again = build(preset("convbert-small", layers=1, vocabulary=100), seed=0)
@@ -127,7 +127,7 @@ def test_depthwise_kernels_start_at_one_over_taps() -> None:
     assert free.encoder.blocks[0].mixer.kernel.table.weight.std().item() == pytest.approx(0.88 / 9, rel=0.05)
 
 
-def test_rebuild_keeps_the_weights_or_says_why_not() -> None:
+def test_rebuild_keeps_weights_or_raises() -> None:
     model = build(preset("bert-tiny", vocabulary=50), seed=0).double().eval()
     tokens = torch.randint(0, 50, (2, 7))
     layers = tuple(layer.model_copy(update={"dropout": 0.5}) for layer in model.config.encoder.layers)

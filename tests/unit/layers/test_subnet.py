@@ -1,4 +1,4 @@
-"""Sub-networks as data: the published layer lists, the rounding traps, the refusals."""
+"""Sub-networks: published layer lists, rounding, invalid settings."""
 
 import pytest
 
@@ -18,28 +18,28 @@ BASE = [LayerCut(12, 3072)] * 12
         ("keep_last", 1.0, tuple(range(12))),
     ],
 )
-def test_depth_rules(rule: str, depth: float, layers: tuple[int, ...]) -> None:
+def test_depth_rules_match_published_layers(rule: str, depth: float, layers: tuple[int, ...]) -> None:
     assert Subnet(depth=depth, depth_rule=rule).kept_layers(12) == layers
 
 
 @pytest.mark.parametrize(("width", "cut"), [(1, (12, 3072)), (0.75, (9, 2304)), (0.5, (6, 1536)), (0.25, (3, 768))])
-def test_widths_of_the_paper(width: float, cut: tuple[int, int]) -> None:
+def test_widths_match_the_paper(width: float, cut: tuple[int, int]) -> None:
     assert {cut for _, cut in Subnet(width=width).cuts(BASE)} == {LayerCut(*cut)}
 
 
-def test_half_rounds_up() -> None:
+def test_shares_round_half_up() -> None:
     # Python's round() would give 4 and 2
     assert Subnet(width=0.375).cuts([LayerCut(12, 48)])[0][1].heads == 5
     assert Subnet(width=0.5).cuts([LayerCut(5, 20)])[0][1].heads == 3
     assert Subnet(width=0.01).cuts([LayerCut(4, 16)])[0][1] == LayerCut(1, 4)
 
 
-def test_layer_by_layer() -> None:
+def test_cuts_layer_by_layer() -> None:
     subnet = Subnet(layers=(1, 3), heads=(2, 12), neurons=(10, 20))
     assert subnet.cuts(BASE) == [(1, LayerCut(2, 10)), (3, LayerCut(12, 20))]
 
 
-def test_neurons_in_groups_are_cut_evenly() -> None:
+def test_grouped_neurons_are_cut_evenly() -> None:
     full = [LayerCut(8, 36, groups=4)]
     assert Subnet(width=0.375).cuts(full)[0][1] == LayerCut(3, 12, groups=4)  # 13, rounded down to a multiple
     assert Subnet(width=0.01).cuts([LayerCut(8, 16, groups=4)])[0][1] == LayerCut(1, 4, groups=4)
@@ -57,6 +57,6 @@ def test_neurons_in_groups_are_cut_evenly() -> None:
         (Subnet(layers=(0,), heads=(13,)), "subnet.heads is 13 for layer 0; allowed: 1 to 12"),
     ],
 )
-def test_refusals(subnet: Subnet, match: str) -> None:
+def test_invalid_subnets_raise(subnet: Subnet, match: str) -> None:
     with pytest.raises(InputError, match=match):
         subnet.cuts(BASE)

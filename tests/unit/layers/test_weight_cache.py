@@ -1,4 +1,4 @@
-"""The projections of a relative table are computed once in eval mode, and never kept when they no longer hold."""
+"""Projections of a relative table are cached in eval mode and invalidated when weights change."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ TOKENS = torch.arange(20).view(2, 10)
 
 @pytest.fixture
 def count() -> Iterator[Callable[[], int]]:
-    """How often positions have been projected since the last question."""
+    """A function that returns how often positions were projected since its last call."""
     project = DisentangledAttention._project_positions
     with patch.object(DisentangledAttention, "_project_positions", autospec=True, side_effect=project) as spy:
 
@@ -35,17 +35,17 @@ def make(name: str = "deberta-v3-base") -> Model:
     return bertsmith.build(bertsmith.preset(name, **SIZE), seed=0).eval()
 
 
-def fresh(model: Model, **options: object) -> Tensor:
-    """What a model without any memory says."""
+def uncached(model: Model, **options: object) -> Tensor:
+    """Return the output of a copy of the model, whose cache is empty."""
     with torch.no_grad():
         return copy.deepcopy(model)(TOKENS, **options)
 
 
 @pytest.mark.parametrize("name", ["deberta-base", "deberta-v3-base"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_is_used(name: str, mode: Callable, count: Callable[[], int]) -> None:
+def test_cache_is_used_in_eval_mode(name: str, mode: Callable, count: Callable[[], int]) -> None:
     model = make(name)
-    expected = fresh(model)
+    expected = uncached(model)
     assert count() == 2
     with mode():
         for calls in (2, 0, 0):
@@ -58,11 +58,11 @@ def test_it_is_used(name: str, mode: Callable, count: Callable[[], int]) -> None
 
 @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("second", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_modes_follow_each_other(first: Callable, second: Callable) -> None:
+def test_cache_works_across_grad_modes(first: Callable, second: Callable) -> None:
     model = make()
-    expected = fresh(model)
+    expected = uncached(model)
     for mode in (first, second):
-        with mode():  # another kernel computes where gradients are wanted
+        with mode():  # with gradients another kernel is used
             torch.testing.assert_close(model(TOKENS), expected, rtol=0, atol=1e-5)
     model(TOKENS).sum().backward()
     assert model.encoder.relative.table.grad.abs().sum() > 0
@@ -86,7 +86,7 @@ def changes(model: Model) -> dict[str, Callable[[], object]]:
         model.eval()
 
     def swap() -> None:
-        for _ in range(3):  # the third one may lie where the first one did
+        for _ in range(3):  # the third may reuse the address of the first
             mixer.project.weight.data = torch.randn_like(mixer.project.weight)
 
     return {
@@ -104,21 +104,21 @@ def changes(model: Model) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("name", changes(make()))
-def test_it_is_never_stale(name: str) -> None:
+def test_cache_is_invalidated_by_changes(name: str) -> None:
     model = make()
     with torch.no_grad():
         before = model(TOKENS)
         changes(model)[name]()
         after = model(TOKENS)
-        assert torch.equal(after, fresh(model))
+        assert torch.equal(after, uncached(model))
         assert name == "reorder" or not torch.equal(after, before)
 
 
-def test_cuts_dtypes_and_copies_do_not_mix(count: Callable[[], int]) -> None:
+def test_cache_separates_cuts_dtypes_and_copies(count: Callable[[], int]) -> None:
     model = make()
     half = Subnet(width=0.5)
     with torch.no_grad():
-        whole, small = fresh(model), fresh(model, subnet=half)
+        whole, small = uncached(model), uncached(model, subnet=half)
         assert torch.equal(model(TOKENS), whole)
         assert torch.equal(model(TOKENS, subnet=half), small)
         assert torch.equal(model(TOKENS), whole)
@@ -126,16 +126,16 @@ def test_cuts_dtypes_and_copies_do_not_mix(count: Callable[[], int]) -> None:
             rough = model(TOKENS)
         assert rough.dtype == torch.bfloat16
         assert torch.equal(model(TOKENS), whole)
-        twin = copy.deepcopy(model)
+        copied = copy.deepcopy(model)
         count()
-        assert torch.equal(twin(TOKENS), whole)
+        assert torch.equal(copied(TOKENS), whole)
         assert count() == 2
         double = model.double()(TOKENS)
         assert double.dtype == torch.float64
         torch.testing.assert_close(double.float(), whole, rtol=0, atol=1e-5)
 
 
-def test_training_draws_anew(count: Callable[[], int]) -> None:
+def test_cache_is_not_used_in_training(count: Callable[[], int]) -> None:
     model = make().train()
     with torch.no_grad():
         first, second = model(TOKENS), model(TOKENS)

@@ -1,4 +1,4 @@
-"""Disentangled attention: the slots, the formula, every form of it, pads, cross use and the terms apart."""
+"""Disentangled attention: slots, formula, all backends, padding, cross-attention and the single terms."""
 
 import math
 from itertools import product
@@ -20,9 +20,9 @@ from bertsmith.ops.disentangled import (
 HEADS, WIDTH = 2, 4
 SLOTS = {"linear": linear_slots(3), "buckets": bucket_slots(4, 9, clamps_distance=True)}
 TERMS = list(product([True, False], repeat=2))
-GENERAL_FORMS = [
-    form for form in BACKENDS if form not in ("blocks", "grouped", "triton")
-]  # these have tests of their own
+GENERAL_BACKENDS = [
+    backend for backend in BACKENDS if backend not in ("blocks", "grouped", "triton")
+]  # tested in files of their own
 
 
 def padded(lengths: list[int], max_length: int) -> SequenceLayout:
@@ -38,17 +38,17 @@ def states(*shape: int) -> Tensor:
 
 
 def tables(terms: tuple[bool, bool], slots: Tensor) -> list[Tensor | None]:
-    return [states(int(slots.max()) + 1) if there else None for there in terms]
+    return [states(int(slots.max()) + 1) if has_term else None for has_term in terms]
 
 
 def relative(slots: Tensor, positions: Tensor | None = None) -> RelativePositions:
     return RelativePositions(torch.empty(0), slots, positions)
 
 
-def by_hand(
+def attention_loop(
     query: Tensor, key: Tensor, value: Tensor, position_key: Tensor | None, position_query: Tensor | None, slots: Tensor
 ) -> Tensor:
-    """One sequence, number by number, from the formula."""
+    """Return the output of one sequence, computed element by element from the formula."""
     reach, mixed = len(slots) // 2, torch.zeros_like(query)
     terms = 1 + (position_key is not None) + (position_query is not None)
     for head in range(HEADS):
@@ -66,7 +66,7 @@ def by_hand(
     return mixed
 
 
-def test_buckets_are_the_published_ones() -> None:
+def test_buckets_match_published_values() -> None:
     slots, reach, middle = bucket_slots(256, 512, clamps_distance=True), 511, 256
     assert len(slots) == 2 * reach + 1
     known = {0: 0, 1: 1, 128: 128, 129: 129, 132: 131, 200: 169, 256: 192, 300: 207, 400: 233, 500: 254, 509: 255}
@@ -79,34 +79,36 @@ def test_buckets_are_the_published_ones() -> None:
         assert slots[reach + distance] - middle == bucket
 
 
-def test_unclamped_distances_end_on_the_edges_of_the_table() -> None:
+def test_unclamped_distances_use_the_ends_of_the_table() -> None:
     official, loose = (bucket_slots(256, 512, clamps_distance=clamps) for clamps in (True, False))
     assert len(loose) == len(official) + 2
     assert torch.equal(loose[1:-1], official)
     assert (loose[0], loose[-1]) == (0, 511)
 
 
-def test_linear_slots_are_equation_3() -> None:
+def test_linear_slots_match_equation_3() -> None:
     assert linear_slots(3).tolist() == [0, 1, 2, 3, 4, 5, 5]
 
 
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("kind", SLOTS)
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 2), (6, 6), (11, 4), (3, 12)])
-def test_forms_are_the_formula(kind: str, terms: tuple[bool, bool], lengths: tuple[int, int]) -> None:
+def test_backends_match_the_formula(kind: str, terms: tuple[bool, bool], lengths: tuple[int, int]) -> None:
     slots = SLOTS[kind]
     (queries, keys), rows = lengths, tables(terms, slots)
     query, key, value = states(1, queries), states(1, keys), states(1, keys)
-    expected = by_hand(query[0], key[0], value[0], *rows, slots)
+    expected = attention_loop(query[0], key[0], value[0], *rows, slots)
     layouts = SequenceLayout.full(1, queries), SequenceLayout.full(1, keys)
-    for form in GENERAL_FORMS:
-        mixed = disentangled(query, key, value, *rows, layouts[0], relative(slots), key_layout=layouts[1], backend=form)
+    for backend in GENERAL_BACKENDS:
+        mixed = disentangled(
+            query, key, value, *rows, layouts[0], relative(slots), key_layout=layouts[1], backend=backend
+        )
         torch.testing.assert_close(mixed[0], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", GENERAL_FORMS)
-def test_explicit_positions_choose_rows_of_the_whole_map(form: str) -> None:
-    """Queries of one's own choice, in any order, are rows of the call with all of them."""
+@pytest.mark.parametrize("backend", GENERAL_BACKENDS)
+def test_query_positions_select_rows_of_the_full_output(backend: str) -> None:
+    """Chosen queries, in any order, give rows of the output for all queries."""
     slots = SLOTS["buckets"]
     query, key, value = states(12), states(12), states(12)
     rows = tables((True, True), slots)
@@ -122,13 +124,13 @@ def test_explicit_positions_choose_rows_of_the_whole_map(form: str) -> None:
             relative(slots, positions),
             key_layout=packed([7, 5]),
             is_causal=causal,
-            backend=form,
+            backend=backend,
         )
         torch.testing.assert_close(some, everything[index], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", GENERAL_FORMS)
-def test_layouts_of_queries_and_keys_are_independent(form: str) -> None:
+@pytest.mark.parametrize("backend", GENERAL_BACKENDS)
+def test_layouts_of_queries_and_keys_are_independent(backend: str) -> None:
     slots, rows = SLOTS["linear"], tables((True, True), SLOTS["linear"])
     query, key, value = states(5), states(8), states(8)
     query_layout, key_layout = packed([2, 3]), packed([7, 1])
@@ -144,71 +146,71 @@ def test_layouts_of_queries_and_keys_are_independent(form: str) -> None:
         for query_is_packed, key_is_packed in product([True, False], repeat=2)
     }
     for (q, q_layout), (k, v, k_layout) in sides.values():
-        mixed = disentangled(q, k, v, *rows, q_layout, relative(slots), key_layout=k_layout, backend=form)
+        mixed = disentangled(q, k, v, *rows, q_layout, relative(slots), key_layout=k_layout, backend=backend)
         mixed = mixed if q_layout.is_packed else mixed[q_layout.is_token]
         torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", GENERAL_FORMS)
-def test_pads_never_matter_and_empty_rows_are_zero(form: str) -> None:
+@pytest.mark.parametrize("backend", GENERAL_BACKENDS)
+def test_padding_is_ignored_and_empty_rows_are_zero(backend: str) -> None:
     slots = SLOTS["buckets"]
     layout = padded([4, 0, 6], 6)
     query, key, value = states(3, 6), states(3, 6), states(3, 6)
     rows = tables((True, True), slots)
-    mixed = disentangled(query, key, value, *rows, layout, relative(slots), backend=form)
+    mixed = disentangled(query, key, value, *rows, layout, relative(slots), backend=backend)
     gradients = torch.autograd.grad(mixed.square().sum(), (query, key, value, *rows))
     assert all(tensor.isfinite().all() for tensor in (mixed, *gradients))
     assert (mixed[1] == 0).all()
-    with torch.no_grad():  # both without gradients: another kernel rounds otherwise
-        mixed = disentangled(query, key, value, *rows, layout, relative(slots), backend=form)
+    with torch.no_grad():  # the kernel with gradients rounds differently
+        mixed = disentangled(query, key, value, *rows, layout, relative(slots), backend=backend)
         other = [tensor.where(layout.is_token[..., None, None], 1e4) for tensor in (query, key, value)]
-        after = disentangled(*other, *rows, layout, relative(slots), backend=form)
+        after = disentangled(*other, *rows, layout, relative(slots), backend=backend)
     assert torch.equal(after[layout.is_token], mixed[layout.is_token])
 
 
-@pytest.mark.parametrize("form", GENERAL_FORMS)
+@pytest.mark.parametrize("backend", GENERAL_BACKENDS)
 @pytest.mark.parametrize("has_positions", [False, True])
-def test_gradients_are_right(form: str, has_positions: bool) -> None:
+def test_gradcheck(backend: str, has_positions: bool) -> None:
     slots = SLOTS["buckets"]
     query_layout, key_layout = packed([3, 2]), padded([4, 3], 5)
     positions = torch.tensor([4, 0, 1, 1, 3]) if has_positions else None
 
     def call(*inputs: Tensor) -> Tensor:
-        return disentangled(*inputs, query_layout, relative(slots, positions), key_layout=key_layout, backend=form)
+        return disentangled(*inputs, query_layout, relative(slots, positions), key_layout=key_layout, backend=backend)
 
     inputs = states(5), states(2, 5), states(2, 5), *tables((True, True), slots)
     assert torch.autograd.gradcheck(call, inputs)
 
 
-@pytest.mark.parametrize("form", GENERAL_FORMS)
-def test_half_precision_sums_scores_in_float32(form: str) -> None:
+@pytest.mark.parametrize("backend", GENERAL_BACKENDS)
+def test_half_precision_sums_scores_in_float32(backend: str) -> None:
     slots, layout = linear_slots(16), SequenceLayout.full(2, 20)
     exact = [torch.randn(*shape, HEADS, 16).bfloat16() for shape in [(2, 20)] * 3 + [(32,)] * 2]
-    # a constant in all scores of a query changes nothing, unless the scores were summed in few digits
+    # a constant added to all scores of a query changes nothing if the scores are summed in float32
     exact[4] += 40 * torch.nn.functional.one_hot(torch.tensor(0), 16)
     exact[1][..., 0] = 8
-    mixed = disentangled(*exact, layout, relative(slots), backend=form)
+    mixed = disentangled(*exact, layout, relative(slots), backend=backend)
     assert mixed.dtype == torch.bfloat16
     expected = disentangled(*(tensor.double() for tensor in exact), layout, relative(slots), backend="reference")
     assert (mixed.double() - expected).abs().max() < 2e-2
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(disentangled(*exact, layout, relative(slots), backend=form), mixed)
+        assert torch.equal(disentangled(*exact, layout, relative(slots), backend=backend), mixed)
 
 
-@pytest.mark.parametrize("form", GENERAL_FORMS)
-def test_dropout_keeps_the_mean(form: str) -> None:
+@pytest.mark.parametrize("backend", GENERAL_BACKENDS)
+def test_dropout_preserves_the_mean(backend: str) -> None:
     slots, layout = SLOTS["linear"], padded([5, 3], 5)
     inputs = [states(2, 5), states(2, 5), states(2, 5), *tables((True, True), slots)]
-    clean = disentangled(*inputs, layout, relative(slots), backend=form)
+    clean = disentangled(*inputs, layout, relative(slots), backend=backend)
     noisy = torch.stack(
-        [disentangled(*inputs, layout, relative(slots), dropout=0.3, backend=form).detach() for _ in range(1000)]
+        [disentangled(*inputs, layout, relative(slots), dropout=0.3, backend=backend).detach() for _ in range(1000)]
     )
     assert noisy.std(0).mean() > 0.05
     assert ((noisy.mean(0) - clean).abs() / (noisy.std(0) / 1000**0.5)).mean() < 1.2
 
 
 @pytest.mark.parametrize("terms", TERMS)
-def test_terms_add_up_to_the_map(terms: tuple[bool, bool]) -> None:
+def test_terms_sum_to_the_scores(terms: tuple[bool, bool]) -> None:
     slots, layout = SLOTS["buckets"], padded([7, 4], 8)
     query, key, value = states(2, 8), states(2, 8), states(2, 8)
     rows = tables(terms, slots)

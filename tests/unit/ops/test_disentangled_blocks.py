@@ -1,4 +1,4 @@
-"""Disentangled attention on a CPU by blocks, and by groups of one length: the numbers, and when each is taken."""
+"""CPU backends of disentangled attention, by blocks and by groups of similar length, and the choice of "auto"."""
 
 import pytest
 import torch
@@ -14,22 +14,22 @@ SLOTS = {"linear": linear_slots(40), "buckets": bucket_slots(16, 100, clamps_dis
 LENGTHS = [[1], [7, 3, 1], [64, 65, 63], [130, 0, 17], [200]]
 
 
-def call(lengths: list[int], lying: str) -> tuple[list[Tensor], SequenceLayout]:
-    """Query, key and value of sequences that lie so, and their layout."""
+def call(lengths: list[int], layout_name: str) -> tuple[list[Tensor], SequenceLayout]:
+    """Return query, key and value of sequences in a layout, and the layout."""
     max_length = max(lengths)
-    if lying == "packed":
+    if layout_name == "packed":
         layout, shape = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), max_length), (sum(lengths),)
     else:
         layout = SequenceLayout.padded(torch.arange(max_length + 2) < torch.tensor(lengths)[:, None])
         shape = (len(lengths), max_length + 2)
-    # as they come: three parts of one projection
+    # three parts of one projection, as in a mixer
     parts = torch.randn(*shape, 3, HEADS, WIDTH, dtype=torch.float64).unbind(-3)
     return list(parts), layout
 
 
 def tables(slots: Tensor, terms: tuple[bool, bool]) -> list[Tensor | None]:
     rows = int(slots.max()) + 1
-    return [torch.randn(rows, HEADS, WIDTH, dtype=torch.float64) if there else None for there in terms]
+    return [torch.randn(rows, HEADS, WIDTH, dtype=torch.float64) if has_term else None for has_term in terms]
 
 
 def relative(slots: Tensor) -> RelativePositions:
@@ -39,45 +39,45 @@ def relative(slots: Tensor) -> RelativePositions:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("terms", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("kind", SLOTS)
-@pytest.mark.parametrize("lying", ["packed", "padded"])
+@pytest.mark.parametrize("layout_name", ["packed", "padded"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_blocks_say_what_the_reference_says(
-    lengths: list[int], lying: str, kind: str, terms: tuple[bool, bool], is_causal: bool
+def test_blocks_equal_the_reference(
+    lengths: list[int], layout_name: str, kind: str, terms: tuple[bool, bool], is_causal: bool
 ) -> None:
-    (query, key, value), layout = call(lengths, lying)
+    (query, key, value), layout = call(lengths, layout_name)
     rows = tables(SLOTS[kind], terms)
-    found, wanted = (
-        disentangled(query, key, value, *rows, layout, relative(SLOTS[kind]), is_causal=is_causal, backend=form)
-        for form in ("blocks", "reference")
+    actual, expected = (
+        disentangled(query, key, value, *rows, layout, relative(SLOTS[kind]), is_causal=is_causal, backend=backend)
+        for backend in ("blocks", "reference")
     )
     if layout.is_token is not None:
-        assert (found[~layout.is_token] == 0).all()
-        found, wanted = found[layout.is_token], wanted[layout.is_token]
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+        assert (actual[~layout.is_token] == 0).all()
+        actual, expected = actual[layout.is_token], expected[layout.is_token]
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("terms", [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("lengths", [[7, 3, 1], [40, 33, 64, 20, 0, 21, 9], [30, 30]], ids=str)
-def test_groups_say_and_learn_what_the_reference_does(
+def test_groups_equal_the_reference_with_gradients(
     lengths: list[int], terms: tuple[bool, bool], is_causal: bool
 ) -> None:
     (query, key, value), layout = call(lengths, "packed")
     rows = tables(SLOTS["buckets"], terms)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value, *rows) if tensor is not None]
-    told, learned = [], []
-    for form in ("grouped", "reference"):
-        told.append(
+    outputs, gradients = [], []
+    for backend in ("grouped", "reference"):
+        outputs.append(
             disentangled(
-                query, key, value, *rows, layout, relative(SLOTS["buckets"]), is_causal=is_causal, backend=form
+                query, key, value, *rows, layout, relative(SLOTS["buckets"]), is_causal=is_causal, backend=backend
             )
         )
-        learned.append(torch.autograd.grad(told[-1].sin().sum(), leaves))
-    torch.testing.assert_close(*told, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(*learned, rtol=1e-8, atol=1e-9)
+        gradients.append(torch.autograd.grad(outputs[-1].sin().sum(), leaves))
+    torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-9)
 
 
-def test_pads_are_never_read() -> None:
+def test_padding_is_never_read() -> None:
     (query, key, value), layout = call([70, 5], "padded")
     assert layout.is_token is not None
     rows = tables(SLOTS["buckets"], (True, True))
@@ -87,34 +87,34 @@ def test_pads_are_never_read() -> None:
     assert torch.equal(disentangled(query, key, value, *rows, layout, relative(SLOTS["buckets"])), clean)
 
 
-def test_half_precision_sums_in_float32() -> None:
+def test_blocks_accumulate_half_precision_in_float32() -> None:
     (query, key, value), layout = call([80], "packed")
     rows = tables(SLOTS["buckets"], (True, True))
     half = [None if tensor is None else tensor.bfloat16() for tensor in (query, key, value, *rows)]
-    found = disentangled(*half, layout, relative(SLOTS["buckets"]), backend="blocks")
-    wanted = disentangled(*half, layout, relative(SLOTS["buckets"]), backend="reference")
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+    actual = disentangled(*half, layout, relative(SLOTS["buckets"]), backend="blocks")
+    expected = disentangled(*half, layout, relative(SLOTS["buckets"]), backend="reference")
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
-def test_each_is_taken_where_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[str] = []
+def test_auto_chooses_the_faster_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
 
-    def noting(backends: dict, backend: str, inputs: object) -> object:
-        form = choose(backends, backend, inputs)
-        taken.extend(name for name, found in backends.items() if found is form)
-        return form
+    def record_choice(backends: dict, backend: str, inputs: object) -> object:
+        backend = choose(backends, backend, inputs)
+        chosen.extend(name for name, actual in backends.items() if actual is backend)
+        return backend
 
-    monkeypatch.setattr("bertsmith.ops.disentangled.choose", noting)
+    monkeypatch.setattr("bertsmith.ops.disentangled.choose", record_choice)
     rows = tables(SLOTS["buckets"], (True, True))
     calls = [([70, 70], False), ([70, 70], True), ([70, 20], True), ([6, 5], False), ([30, 9], False), ([6], False)]
-    for lengths, learns in calls:
+    for lengths, needs_grad in calls:
         (query, key, value), layout = call(lengths, "packed")
-        disentangled(query.requires_grad_(learns), key, value, *rows, layout, relative(SLOTS["buckets"]))
-    assert taken == ["blocks", "sdpa", "grouped", "sdpa", "grouped", "blocks"]
+        disentangled(query.requires_grad_(needs_grad), key, value, *rows, layout, relative(SLOTS["buckets"]))
+    assert chosen == ["blocks", "sdpa", "grouped", "sdpa", "grouped", "blocks"]
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_unsupported_inputs_raise_with_the_reason() -> None:
     (query, key, value), layout = call([5, 4], "packed")
     slots = SLOTS["buckets"]
     rows = tables(slots, (True, True))
@@ -134,5 +134,5 @@ def test_what_it_cannot_do_is_said() -> None:
         disentangled(query, key, value, *rows, layout, relative(slots), backend="grouped")
 
 
-def test_the_forms_stand_in_the_table() -> None:
+def test_backends_are_registered() -> None:
     assert {"blocks", "grouped", "products"} <= set(BACKENDS)

@@ -1,4 +1,4 @@
-"""FAVOR+ as an estimator of exp(xᵀy) and of softmax attention: bias, variance, and how both fall with the features."""
+"""FAVOR+ as an estimator of exp(xᵀy) and of softmax attention: bias and variance by the number of features."""
 
 import math
 
@@ -15,16 +15,16 @@ HEAD_WIDTH = 16
 
 
 def pair(norm: float = 0.8, head_width: int = HEAD_WIDTH) -> Tensor:
-    """Two vectors of this norm."""
+    """Return two random vectors of this norm."""
     vectors = torch.randn(2, head_width, dtype=torch.float64)
     return norm * vectors / vectors.norm(dim=-1, keepdim=True)
 
 
 def estimates(feature_map: str, x: Tensor, y: Tensor, matrices: Tensor) -> Tensor:
-    """What each matrix of (draws, features, head_width) makes of exp(xᵀy)."""
+    """Return the estimate of exp(xᵀy) for each matrix of (draws, features, head_width)."""
     rule, (draws, features, head_width) = FEATURE_MAPS[feature_map], matrices.shape
     rows = rule.widened(matrices.flatten(0, 1))
-    # a draw's copies of its rows stand together
+    # (copies · draws · features, …) -> (draws, copies · features, …)
     rows = rows.unflatten(0, (-1, draws, features)).transpose(0, 1).reshape(draws, -1, head_width)
     zero = torch.zeros((), dtype=torch.float64)
     left, right = (without_epsilon(project(vector.expand(draws, 1, -1), rows, rule), zero) for vector in (x, y))
@@ -46,7 +46,7 @@ def square_error(values: Tensor, truth: Tensor) -> float:
 
 
 @pytest.mark.parametrize("feature_map", ["softmax", "hyperbolic", "trigonometric"])
-def test_unbiased(feature_map: str) -> None:
+def test_softmax_estimates_are_unbiased(feature_map: str) -> None:
     for _ in range(3):
         x, y = pair()
         values = estimates(feature_map, x, y, orthogonal(2000, 24))
@@ -54,7 +54,7 @@ def test_unbiased(feature_map: str) -> None:
         assert abs(error) < 3
 
 
-def test_regularised_is_biased_low() -> None:
+def test_regularised_estimate_is_biased_low() -> None:
     x, y = pair(1.0)
     values = estimates("regularised", x, y, orthogonal(2000, 24, feature_map="regularised"))
     error = (values.mean() - (x @ y).exp()) / (values.std() / 2000**0.5)
@@ -64,7 +64,7 @@ def test_regularised_is_biased_low() -> None:
     )
 
 
-def test_variances_follow_the_formulas() -> None:
+def test_variances_match_the_formulas() -> None:
     features, draws = 8, 40_000
     matrices = independent(draws, features)
     for _ in range(3):
@@ -83,19 +83,19 @@ def test_variances_follow_the_formulas() -> None:
 
 
 @pytest.mark.parametrize("features", [4, HEAD_WIDTH])
-def test_orthogonal_beats_independent(features: int) -> None:
+def test_orthogonal_features_have_lower_variance(features: int) -> None:
     draws = 8000
     for _ in range(2):
         x, y = pair(1.0)
         truth = (x @ y).exp()
         together = square_error(estimates("softmax", x, y, orthogonal(draws, features)), truth)
         apart = square_error(estimates("softmax", x, y, independent(draws, features)), truth)
-        # the gain the paper proves at least (theorem 2), less what the two measurements may be off
+        # the minimum gain of theorem 2, minus the error of the two measurements
         gain = 2 * (features - 1) / (features * (HEAD_WIDTH + 2)) * (truth - math.exp(-1)) ** 2
         assert together < apart - 0.5 * gain.item()
 
 
-def test_hyperbolic_beats_softmax_of_the_same_width() -> None:
+def test_hyperbolic_features_have_lower_variance_than_softmax() -> None:
     x, y = pair(1.0)
     truth = (x @ y).exp()
     matrices = independent(20_000, 16)
@@ -104,7 +104,7 @@ def test_hyperbolic_beats_softmax_of_the_same_width() -> None:
     )
 
 
-def test_output_error_falls_with_the_root_of_the_features() -> None:
+def test_output_error_decreases_with_the_root_of_the_features() -> None:
     length, head_width, counts = 256, 64, [256, 1024, 4096]
     layout = SequenceLayout.full(1, length)
     query, key = (0.5 * torch.randn(1, length, 1, head_width, dtype=torch.float64) for _ in range(2))
@@ -122,7 +122,7 @@ def test_output_error_falls_with_the_root_of_the_features() -> None:
     assert errors[-1] < math.log(0.2)
 
 
-def test_the_map_estimates_the_probabilities() -> None:
+def test_map_estimates_the_probabilities() -> None:
     layout = SequenceLayout.full(1, 6)
     query, key = (0.3 * torch.randn(1, 6, 2, 8, dtype=torch.float64) for _ in range(2))
     exact = torch.einsum("bqhd,bkhd->bhqk", query, key).div(8**0.5).softmax(-1)
@@ -130,7 +130,7 @@ def test_the_map_estimates_the_probabilities() -> None:
     torch.testing.assert_close(estimate, exact, rtol=0.03, atol=0)
 
 
-def test_the_matrix_is_made_of_orthogonal_blocks() -> None:
+def test_random_matrix_has_orthogonal_blocks() -> None:
     matrix = draw(20, 8)
     for block in (matrix[:8], matrix[8:16], matrix[16:]):
         products = block @ block.T
@@ -143,7 +143,7 @@ def test_the_matrix_is_made_of_orthogonal_blocks() -> None:
 
 
 def test_directions_are_uniform() -> None:
-    """QR alone has a first entry that is never positive."""
+    """Without the sign correction, the first entry of QR would never be positive."""
     matrices = torch.stack([draw(4, 4) for _ in range(3000)])
     assert (matrices.mean(0).abs() < 4 / 3000**0.5).all()
     torch.testing.assert_close(
@@ -151,7 +151,7 @@ def test_directions_are_uniform() -> None:
     )
 
 
-def test_the_same_seed_draws_the_same_matrix() -> None:
+def test_same_seed_gives_the_same_matrix() -> None:
     first, second, other = (draw(9, 4, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)

@@ -1,4 +1,4 @@
-"""The linear form of FAVOR+ against the quadratic one and token by token; what must never matter; precision."""
+"""FAVOR+: linear against quadratic and step-by-step computation, invariances, precision."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from bertsmith.ops.favor import (
 
 HEADS, HEAD_WIDTH, FEATURES = 3, 8, 20
 LENGTHS = [1, 2, 15, 16, 17, 63, 65, 100]
-# where features can be negative, a row sum near 0 makes more of rounding than these tests allow
+# with negative features a row sum near 0 amplifies rounding beyond the tolerances of these tests
 POSITIVE = sorted(FEATURE_MAPS.keys() - {"trigonometric", "gelu", "tanh", "cos", "identity"})
 
 
@@ -30,7 +30,7 @@ def inputs(*shape: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) 
     return [tensor.requires_grad_() for tensor in tensors]
 
 
-def drawn(
+def random_features(
     feature_map: str = "softmax", dtype: torch.dtype = torch.float64, epsilon: float | None = None
 ) -> RandomFeatures:
     matrix = draw(FEATURES, HEAD_WIDTH, has_constant_norms=FEATURE_MAPS[feature_map].has_constant_norms)
@@ -38,10 +38,10 @@ def drawn(
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
-def test_the_reference_is_the_formula(feature_map: str) -> None:
-    """φ written down once more, from the table of the paper, without any stabiliser."""
+def test_reference_matches_the_formula(feature_map: str) -> None:
+    """Compare with φ from the table of the paper, without a stabiliser."""
     query, key, value = (tensor[0, :, 0] for tensor in inputs(1, 5, scale=0.5))
-    features = drawn(feature_map, epsilon=0.0)
+    features = random_features(feature_map, epsilon=0.0)
     x, y = query / HEAD_WIDTH**0.25, key / HEAD_WIDTH**0.25
     small = {"softmax": -0.5, "regularised": -0.5, "hyperbolic": -0.5, "trigonometric": 0.5}
 
@@ -74,7 +74,7 @@ def test_the_reference_is_the_formula(feature_map: str) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("feature_map", ["softmax", "hyperbolic", "relu"])
 def test_chunked_quadratic_and_stepwise_agree(feature_map: str, dtype: torch.dtype, tolerance: float) -> None:
-    features = drawn(feature_map, dtype)
+    features = random_features(feature_map, dtype)
     for length in LENGTHS:
         query, key, value = (tensor.detach() for tensor in inputs(2, length, dtype=dtype))
         layout = SequenceLayout.full(2, length)
@@ -92,7 +92,7 @@ def test_chunked_quadratic_and_stepwise_agree(feature_map: str, dtype: torch.dty
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("feature_map", ["softmax", "hyperbolic", "trigonometric", "elu", "relu"])
 def test_gradcheck(feature_map: str, is_causal: bool) -> None:
-    features, layout = drawn(feature_map), padded_layout([5, 3])
+    features, layout = random_features(feature_map), padded_layout([5, 3])
 
     def compute(*tensors: Tensor) -> Tensor:
         mixed = favor(*tensors, features, layout, is_causal=is_causal, chunk=2)
@@ -101,25 +101,25 @@ def test_gradcheck(feature_map: str, is_causal: bool) -> None:
     assert torch.autograd.gradcheck(compute, inputs(2, 5, scale=0.5))
 
 
-def test_nothing_but_the_inputs_is_kept_for_the_backward_pass() -> None:
+def test_only_inputs_and_output_are_saved_for_backward() -> None:
     length = 512
-    tensors, features = inputs(1, length), drawn()
+    tensors, features = inputs(1, length), random_features()
     for is_causal in (False, True):
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, into=sizes: (into.append(t.numel()), t)[1], lambda t: t
         ):
             favor(*tensors, features, SequenceLayout.full(1, length), is_causal=is_causal)
-        # query, key, value and the output, and one row sum for each of their heads
+        # query, key, value, the output, and one row sum per head
         assert sum(sizes) <= length * HEADS * (4 * HEAD_WIDTH + 1) + features.random_matrix.numel()
 
 
 @pytest.mark.parametrize("backend", ["linear", "reference"])
 @pytest.mark.parametrize("feature_map", POSITIVE)
-def test_the_future_changes_nothing(feature_map: str, backend: str) -> None:
+def test_causal_output_ignores_future_tokens(feature_map: str, backend: str) -> None:
     query, key, value = (tensor.detach() for tensor in inputs(1, 20))
     options = {"is_causal": True, "chunk": 6, "backend": backend}
-    features, layout = drawn(feature_map), SequenceLayout.full(1, 20)
+    features, layout = random_features(feature_map), SequenceLayout.full(1, 20)
     before = favor(query, key, value, features, layout, **options)
     later = [torch.cat([tensor[:, :13], 5 * torch.randn_like(tensor[:, 13:])], 1) for tensor in (query, key, value)]
     after = favor(*later, features, layout, **options)
@@ -129,9 +129,9 @@ def test_the_future_changes_nothing(feature_map: str, backend: str) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("feature_map", POSITIVE)
-def test_pads_never_matter(feature_map: str, is_causal: bool) -> None:
+def test_padding_is_ignored(feature_map: str, is_causal: bool) -> None:
     tensors = [tensor.detach() for tensor in inputs(1, 6)]
-    features = drawn(feature_map)
+    features = random_features(feature_map)
     expected = favor(*tensors, features, SequenceLayout.full(1, 6), is_causal=is_causal)
     for filling in (0.0, 1e3):
         longer = [torch.cat([tensor, torch.full_like(tensor[:, :3], filling)], 1) for tensor in tensors]
@@ -145,25 +145,25 @@ def test_a_constant_in_the_exponents_cancels(is_causal: bool, monkeypatch: pytes
     from bertsmith.ops.favor import features as module
 
     query, key, value = (tensor.detach() for tensor in inputs(1, 9))
-    features, layout = drawn(), SequenceLayout.full(1, 9)
+    features, layout = random_features(), SequenceLayout.full(1, 9)
     plain = favor(query, key, value, features, layout, is_causal=is_causal)
 
     project = module.project
 
-    def moved(*arguments: object) -> module.Projected:
+    def shifted_project(*arguments: object) -> module.Projected:
         projected = project(*arguments)
         return projected._replace(exponent=projected.exponent + 300.0)
 
-    monkeypatch.setattr(module, "project", moved)
+    monkeypatch.setattr(module, "project", shifted_project)
     torch.testing.assert_close(
         favor(query, key, value, features, layout, is_causal=is_causal), plain, rtol=1e-11, atol=1e-11
     )
 
 
-def test_keys_of_another_length() -> None:
+def test_keys_may_have_another_length() -> None:
     query, memory = inputs(2, 4)[0], inputs(2, 7)
     key, value = memory[1:]
-    layout, key_layout, features = padded_layout([4, 2]), padded_layout([5, 7]), drawn()
+    layout, key_layout, features = padded_layout([4, 2]), padded_layout([5, 7]), random_features()
     mixed = favor(query, key, value, features, layout, key_layout=key_layout)
     for row, length in enumerate([5, 7]):
         alone = favor(
@@ -194,7 +194,7 @@ def test_empty_sequences_give_no_nan(is_causal: bool) -> None:
     layout = SequenceLayout.padded(torch.tensor([[True, True, False], [False, False, False]]))
     for backend in ("linear", "reference"):
         tensors = inputs(2, 3)
-        mixed = favor(*tensors, drawn(), layout, is_causal=is_causal, backend=backend)
+        mixed = favor(*tensors, random_features(), layout, is_causal=is_causal, backend=backend)
         gradients = torch.autograd.grad(mixed.square().sum(), tensors)
         assert all(tensor.isfinite().all() for tensor in (mixed, *gradients)), backend
 
@@ -202,8 +202,8 @@ def test_empty_sequences_give_no_nan(is_causal: bool) -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_thirty_two_thousand_tokens_in_half_precision(dtype: torch.dtype, scale: float, is_causal: bool) -> None:
-    """The plain sums of keys pass the largest float16 number long before."""
+def test_32k_tokens_in_half_precision_are_finite(dtype: torch.dtype, scale: float, is_causal: bool) -> None:
+    """Unnormalised sums over this many keys would overflow float16."""
     length = 32_768
     query, key = (scale * torch.randn(1, length, 1, 16) for _ in range(2))
     value = 1 + 0.1 * torch.randn(1, length, 1, 16)
@@ -212,7 +212,7 @@ def test_thirty_two_thousand_tokens_in_half_precision(dtype: torch.dtype, scale:
         mixed = favor(query.to(dtype), key.to(dtype), value.to(dtype), features, layout, is_causal=is_causal)
     assert mixed.dtype == dtype
     assert mixed.isfinite().all()
-    # an average of values that all lie near 1
+    # a mean of values near 1
     assert (mixed - 1).abs().max() < 0.7
     if scale == 0.01:
         assert (mixed[:, -1] - value[:, :].mean(1)).abs().max() < 0.01
@@ -220,7 +220,7 @@ def test_thirty_two_thousand_tokens_in_half_precision(dtype: torch.dtype, scale:
 
 def test_half_precision_accumulates_in_float32() -> None:
     query, key, value = (tensor.detach() for tensor in inputs(1, 300, dtype=torch.bfloat16))
-    features, layout = drawn(dtype=torch.float32), SequenceLayout.full(1, 300)
+    features, layout = random_features(dtype=torch.float32), SequenceLayout.full(1, 300)
     for is_causal in (False, True):
         exact = favor(query.float(), key.float(), value.float(), features, layout, is_causal=is_causal)
         for backend in ("linear", "reference"):
@@ -229,8 +229,8 @@ def test_half_precision_accumulates_in_float32() -> None:
             torch.testing.assert_close(mixed.float(), exact, rtol=2**-8, atol=1e-6)
 
 
-def test_what_cannot_be_is_said() -> None:
-    tensors, layout, features = inputs(1, 3), SequenceLayout.full(1, 3), drawn()
+def test_invalid_arguments_raise() -> None:
+    tensors, layout, features = inputs(1, 3), SequenceLayout.full(1, 3), random_features()
     with pytest.raises(InputError, match="feature_map is 'softmx'; did you mean 'softmax'"):
         RandomFeatures(features.random_matrix, "softmx")
     narrow = RandomFeatures(features.random_matrix[:, :7])

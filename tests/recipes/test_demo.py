@@ -111,7 +111,7 @@ def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
     ("given", "told"),
     [
         ({"model": "nonsense"}, "'nonsense'"),
-        ({"model": "small", "from_scratch": True}, "--model is 'small' with --from-scratch"),
+        ({"model": "small", "from_scratch": True}, "--model is 'small', but --from-scratch trains its own model"),
         ({"steps": 3}, "--steps is 3, but nothing is pre-trained"),
     ],
 )

@@ -266,6 +266,6 @@ class Model(nn.Module):
 def check_texts(caller: str, texts: Sequence[str], batch_size: int) -> None:
     """Raise InputError if `texts` is not a list or the batch size is not positive."""
     if isinstance(texts, str):
-        raise InputError(f"{caller} takes a list of texts, and was given one string; put it in a list")
+        raise InputError(f"{caller} takes a list of texts, not a string; put it in a list")
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

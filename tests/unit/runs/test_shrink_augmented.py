@@ -76,7 +76,7 @@ def test_without_a_model_there_are_no_new_rows(home: Path, tmp_path: Path) -> No
 def test_an_interrupted_run_goes_on_to_the_same_rows(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_SIZE", 400)
+    monkeypatch.setattr(shards, "_SHARD_SIZE", 400)
     work, asked = MaskedWords.candidates, []
 
     def interrupted(self: MaskedWords, passages: Any, *more: Any) -> Any:
@@ -120,7 +120,7 @@ def test_the_model_is_checked_before_anything_is_written(home: Path, tmp_path: P
 def test_the_explanation_counts_new_rows(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shrunk(home, tmp_path / "out", 'stages=["width","labels"]', "run.epochs=1", explain=True)
     said = " ".join(capsys.readouterr().out.split())
-    assert "augmentation 64 rows become 192 at most" in said
+    assert "augmentation 64 rows become at most 192" in said
     assert "12 steps stage labels" in said
     assert said.endswith("4 steps")
     assert not (tmp_path / "out").exists()

@@ -170,7 +170,7 @@ def test_damaged_model_folder_raises(model_folder: Path, tmp_path: Path) -> None
     truncated = copy_folder(model_folder, "truncated", tmp_path)
     content = (truncated / weights).read_bytes()
     (truncated / weights).write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match="is not a whole safetensors file"):
+    with pytest.raises(InputError, match="is not a complete safetensors file"):
         bertsmith.load(truncated)
 
     lacking = copy_folder(model_folder, "lacking", tmp_path)
@@ -184,14 +184,14 @@ def test_damaged_model_folder_raises(model_folder: Path, tmp_path: Path) -> None
 
     foreign = copy_folder(model_folder, "foreign", tmp_path)
     save_file({**load_file(model_folder / weights), "surprise": torch.ones(2)}, foreign / weights)
-    with pytest.raises(InputError, match="has 1 tensors this model does not know, the first is 'surprise'"):
+    with pytest.raises(InputError, match="has 1 tensors that this model does not have, the first is 'surprise'"):
         bertsmith.load(foreign)
 
     mismatching = copy_folder(model_folder, "mismatching", tmp_path)
     data = json.loads((mismatching / "config.json").read_text())
     data["model"]["encoder"]["vocabulary"] = 41
     (mismatching / "config.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"has shape \(40.*the config asks for \(41"):
+    with pytest.raises(InputError, match=r"has shape \(40.*the config requires \(41"):
         bertsmith.load(mismatching)
 
     misspelt = copy_folder(model_folder, "misspelt", tmp_path)
@@ -244,7 +244,7 @@ def test_unsupported_hugging_face_folder_raises(tmp_path: Path) -> None:
     # no Bertsmith head has this form: the rates of its two dropouts differ
     ElectraForMultipleChoice(ElectraConfig(**tiny)).save_pretrained(tmp_path / "classifier")
     with pytest.raises(
-        InputError, match=r"the first is 'classifier.bias'; leave them out with ignore=\('classifier',\)"
+        InputError, match=r"the first is 'classifier.bias'; skip them with ignore=\('classifier',\)"
     ):
         bertsmith.load(tmp_path / "classifier")
     assert not list(bertsmith.load(tmp_path / "classifier", ignore=("classifier", "sequence_summary")).heads)

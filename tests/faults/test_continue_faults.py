@@ -49,7 +49,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("model", "more", "sentence"),
     [
         ("nowhere", "", "model folder '{home}/nowhere' does not exist"),
-        ("other-words", "", "the corpus's tokenizer is not that of '{home}/other-words': id "),
+        ("other-words", "", "the corpus's tokenizer differs from the tokenizer of '{home}/other-words': id "),
         ("other-words", "", "make the corpus with `bertsmith corpus --tokenizer {home}/other-words`"),
         ("cased", "", "all tokens are the same, but its normalizer differs"),
         ("few-rows", "", "tokens and '{home}/few-rows', which holds no tokenizer, 50 rows"),
@@ -71,7 +71,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "wide",
             "objective.kind=replaced_tokens generator.folder={home}/other-words",
-            "the corpus's tokenizer is not that of '{home}/other-words'",
+            "the corpus's tokenizer differs from the tokenizer of '{home}/other-words'",
         ),
         (
             "wide",

@@ -193,7 +193,7 @@ def test_unsupported_fsdp_options_raise(
 ) -> None:
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv(variable, value)
-    assert not sharding.is_asked_for()
+    assert not sharding.is_requested()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(InputError, match=sentence):
-        sharding.is_asked_for()
+        sharding.is_requested()

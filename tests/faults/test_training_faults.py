@@ -91,7 +91,7 @@ def test_signal_saves_a_checkpoint_and_exits_with_0(
         process.send_signal(number)
     _, output = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert "go on with --resume" in output
+    assert "continue with --resume" in output
     newest, _ = find_checkpoint(out / "checkpoints")
     assert newest is not None
     assert 5 < json.loads((newest / "progress.json").read_text())["step"] < 20
@@ -121,10 +121,10 @@ def test_damaged_checkpoint_is_skipped(
     found, complaints = find_checkpoint(out / "checkpoints")
     assert found is not None
     assert found.name == "step-00000005"
-    assert "step-00000010 is not whole" in complaints[0]
+    assert "step-00000010 is damaged" in complaints[0]
     if damage == "truncate":
         main(command(None, None, out, "--resume")[3:])
-        assert "is not whole" in capsys.readouterr().err
+        assert "is damaged" in capsys.readouterr().err
         assert_same(out, uninterrupted)
 
 
@@ -154,7 +154,7 @@ def test_resume_rejects_another_corpus_and_damaged_checkpoints(
     (out / "recipe.toml").write_text((uninterrupted / "recipe.toml").read_text())
     for seal in out.glob("checkpoints/*/seal.json"):
         seal.unlink()
-    assert "has no whole checkpoint" in error_output(command(None, None, out, "--resume"), capsys)
+    assert "has no complete checkpoint" in error_output(command(None, None, out, "--resume"), capsys)
     assert losses(out) == losses(uninterrupted)
 
 

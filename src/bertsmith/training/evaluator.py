@@ -17,7 +17,7 @@ from bertsmith.training.step import TrainStep
 
 
 class MeanLoss:
-    """Mean loss over the batches it watches."""
+    """Mean loss over all batches it is called with."""
 
     def __init__(self, objective: Supervised) -> None:
         self.objective = objective

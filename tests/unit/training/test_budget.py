@@ -7,7 +7,7 @@ import pytest
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.toml import read_toml
-from bertsmith.training.budget import Budget, Pace, calibrate, most_steps, steps_within
+from bertsmith.training.budget import Budget, Pace, calibrate, max_steps, steps_within
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
@@ -74,7 +74,7 @@ def test_ramp_and_phases_are_counted() -> None:
     steps = steps_within(given.method, Budget.parse("5e7 flops"), flops)
     assert cost(steps) <= 5e7 < cost(steps + 1)
     assert steps > 100
-    assert most_steps(cost, Budget("flops", 5e7, "")) == steps
+    assert max_steps(cost, Budget("flops", 5e7, "")) == steps
 
 
 def test_a_pace_counts_evaluations_and_checkpoints() -> None:

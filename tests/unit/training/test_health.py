@@ -9,17 +9,17 @@ from helpers_runs import interrupted, rows, run
 
 from bertsmith.errors import InputError
 from bertsmith.training import health
-from bertsmith.training.health import Baseline, HealthMonitor, not_finite
+from bertsmith.training.health import Baseline, HealthMonitor, non_finite_reason
 from bertsmith.training.step import TrainStep
 
 
 @pytest.fixture(autouse=True)
 def from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "EARLIEST", 0)
+    monkeypatch.setattr(health, "FIRST_STEP", 0)
 
 
 def test_nothing_is_expected_of_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "EARLIEST", 50)
+    monkeypatch.setattr(health, "FIRST_STEP", 50)
     row = {"replaced_recall": 0.0, "replaced_share": 0.1, "generator_accuracy": 0.1, "generator_loss": 9.0}
     assert said(HealthMonitor(60, 0, Baseline("generator", lambda: 6.0)), *[row] * 52) == [
         (51, "plateau"),
@@ -68,11 +68,12 @@ def test_a_gradient_that_explodes_is_said_each_time() -> None:
 
 def test_rows_of_other_kinds_say_nothing() -> None:
     assert HealthMonitor(10, 0, None).examine({"kind": "held_out", "step": 9, "loss": 9.0}) == []
-    assert not_finite({"step": 3, "loss": float("inf"), "gradient_norm": 1.0}) == "the loss is inf after step 3"
+    assert non_finite_reason({"step": 3, "loss": float("inf"), "gradient_norm": 1.0}) == "the loss is inf after step 3"
     assert (
-        not_finite({"step": 3, "loss": 1.0, "gradient_norm": float("nan")}) == "the gradient norm is nan after step 3"
+        non_finite_reason({"step": 3, "loss": 1.0, "gradient_norm": float("nan")})
+        == "the gradient norm is nan after step 3"
     )
-    assert not_finite({"step": 3, "loss": 1.0}) is None
+    assert non_finite_reason({"step": 3, "loss": 1.0}) is None
 
 
 def broken_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -55,7 +55,7 @@ def test_weights_there_and_back(kind: type, dtype: torch.dtype, tmp_path: Path) 
     [
         ({"num_hidden_groups": 3}, "num_hidden_groups is 3; allowed: 1, because all layers share one group"),
         ({"inner_group_num": 2}, "inner_group_num is 2; allowed: 1, because a group is one layer"),
-        ({"embedding_size": 24}, "embedding_size is 24, as hidden_size; allowed: another"),
+        ({"embedding_size": 24}, "embedding_size is 24, equal to hidden_size; allowed: another size"),
     ],
 )
 def test_what_has_no_place_here_is_refused(change: dict, reason: str, tmp_path: Path) -> None:

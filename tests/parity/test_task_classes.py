@@ -84,8 +84,8 @@ def test_labels_that_are_no_labels(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"2": "perhaps"', '"7": "perhaps"'))
-    with pytest.raises(InputError, match=r"^config\.json: id2label is .*; allowed: a name for every number from 0 up$"):
+    with pytest.raises(InputError, match=r"^config\.json: id2label is .*; allowed: one name per index, from 0 on$"):
         bertsmith.load(tmp_path)
     path.write_text(path.read_text().replace('"BertForTokenClassification"', ""))
-    with pytest.raises(InputError, match=r"the first is 'classifier\.bias'; leave them out with ignore="):
+    with pytest.raises(InputError, match=r"the first is 'classifier\.bias'; skip them with ignore="):
         bertsmith.load(tmp_path)

@@ -9,7 +9,7 @@ import torch
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.models.published import PRESETS
-from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolved
+from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolve_base
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 from tables import recipe_tables
@@ -197,7 +197,7 @@ def test_a_file_is_laid_over_the_recipe_it_names(tmp_path: Path) -> None:
     assert {**plain, "optimizer": 0, "generator": 0} == {**base, "optimizer": 0, "generator": 0}
     assert base == recipe("electra-small:crammed")  # the tables are not touched
     with pytest.raises(bertsmith.InputError, match="recipe is 3; allowed: a name"):
-        resolved({"recipe": 3})
+        resolve_base({"recipe": 3})
 
 
 def test_what_does_not_fit_is_left_out_of_the_base() -> None:

@@ -72,7 +72,7 @@ def test_fine_tuned_electra_is_native(run: Path, tmp_path: Path) -> None:
 def test_scaled_regression_is_explained(run: Path) -> None:
     task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
     plan = plan_hf(bertsmith.load(run), task=task)
-    assert plan.remark.endswith("; its numbers are 1 + 4 · the output, as it was trained from 0 to 1")
+    assert plan.remark.endswith("; its numbers are 1 + 4 · the output, since it was trained on 0 to 1")
     assert "its numbers" not in plan_hf(bertsmith.load(run), task={"task": {**task["task"], "scale": False}}).remark
 
 

@@ -71,7 +71,7 @@ def test_explain_prints_what_will_be_and_writes_nothing(
 ) -> None:
     main(["finetune", str(run), "--data", str(data), "--explain"])
     printed = capsys.readouterr().out
-    for words in ("Devlin et al. 2019", "(tiny)", "learning_rate = 0.0003", "batch", "64 to learn from, 16 in dev"):
+    for words in ("Devlin et al. 2019", "(tiny)", "learning_rate = 0.0003", "batch", "64 in train, 16 in dev"):
         assert words in printed
     # 64 examples, 8 a step and at most 20 epochs
     assert "160, 8 an epoch, 16 of warm-up" in printed
@@ -198,7 +198,7 @@ def test_states_that_the_pooler_cannot_read(data: Path, tmp_path: Path) -> None:
     assert tune(data, tmp_path / "run", *changes).model.config.heads[-1].pooling == "mean"
     chosen = tune(data, tmp_path / "first", *changes, "head.pooling=first")
     assert chosen.model.config.heads[-1].pooling == "first"
-    with pytest.raises(InputError, match=r"head.pooling is 'pooler' with states of several layers"):
+    with pytest.raises(InputError, match=r"head.pooling is 'pooler', but hidden states of several layers"):
         tune(data, tmp_path / "pooler", *changes, "head.pooling=pooler")
 
 

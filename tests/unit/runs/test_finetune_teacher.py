@@ -155,7 +155,7 @@ def test_a_teacher_of_other_labels_or_kind_is_refused(data: Path, teacher: Path,
 
 def test_another_tokenizer_is_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
     learn(data, tmp_path / "other", STUDENT, "tokenizer.vocabulary=290", "run.epochs=0.25")
-    with pytest.raises(InputError, match="the student's tokenizer is not that of the teacher"):
+    with pytest.raises(InputError, match="the student's tokenizer differs from the teacher's"):
         learn(data, tmp_path / "run", model=tmp_path / "other", teacher=teacher)
 
 

@@ -197,7 +197,7 @@ def test_a_fresh_generator_takes_the_models_vectors(
 ) -> None:
     generator = {"sharing": sharing, "width": 0.5, "depth": 0.5}
     trainer = trainer_of(corpus_folder, folders["electra"], REPLACED, tmp_path / "run", generator=generator)
-    assert trainer.notices == ["the generator is fresh (layers: 1, width: 8): its first guesses are nearly random"]
+    assert trainer.notices == ["the generator is fresh (layers: 1, width: 8): its first predictions are nearly random"]
     model, imported = trainer.model, bertsmith.load(folders["electra"])
     assert model.generator is not None
     torch.testing.assert_close(model.token_table, imported.token_table, rtol=0, atol=1e-7)

@@ -63,8 +63,8 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     foreign = sorted(theirs.keys() - used - adapter.tied.keys())
     if foreign:
         raise InputError(
-            f"{str(path)!r} has {len(foreign)} tensors that have no place in a {adapter.model_type} model here, the "
-            f"first is {foreign[0]!r}; leave them out with ignore=({foreign[0].split('.')[0]!r},)"
+            f"{str(path)!r} has {len(foreign)} tensors that a {adapter.model_type} model does not have here, the "
+            f"first is {foreign[0]!r}; skip them with ignore=({foreign[0].split('.')[0]!r},)"
         )
     model = assemble(config)
     copy_tensors(to_ours(rows, theirs, str(path)), model, str(path))
@@ -98,7 +98,7 @@ def _find_head(adapter: FamilyAdapter, data: HfConfig, tensors: Mapping[str, Ten
 def _canonical(
     tensors: dict[str, Tensor], adapter: FamilyAdapter, ignore: tuple[str, ...], path: Path
 ) -> dict[str, Tensor]:
-    """The tensors under today's names: old norm names replaced, missing prefixes of the encoder added."""
+    """Return the tensors under current names: old norm names replaced, missing prefixes of the encoder added."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

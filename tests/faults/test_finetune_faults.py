@@ -82,15 +82,17 @@ def assert_same(out: Path, uninterrupted: Path) -> None:
 def test_killed_repeatedly_and_resumed(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """kill -9 at two random steps, then resume to the end."""
     out, draws = tmp_path / "run", Random(5)
-    words = finetune_command(recipe, data, out)
+    arguments = finetune_command(recipe, data, out)
     for step in (draws.randint(1, 8), draws.randint(12, STEPS - 4)):
-        process = subprocess.Popen(words, env=slow_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            arguments, env=slow_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_for_step(out, step, process)
         time.sleep(draws.random() * 0.1)
         process.kill()
         process.wait()
         assert not (out / "result.json").exists()
-        words = finetune_command(None, None, out, "--resume")
+        arguments = finetune_command(None, None, out, "--resume")
     bertsmith.finetune(out=out, resume=True, device="cpu")
     assert_same(out, uninterrupted)
 

@@ -175,8 +175,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     folders = write_folders(tmp_path, dropout=0.0)
     one, two = tmp_path / "one", tmp_path / "two"
     run_shrink(folders, one, "optimizer.epsilon=1e-2")
-    words = shrink_command(folders, two, "optimizer.epsilon=1e-2")
-    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *words[1:]])
+    arguments = shrink_command(folders, two, "optimizer.epsilon=1e-2")
+    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *arguments[1:]])
     for stage in ("width", "depth"):
         ours, theirs = losses(two / stage), losses(one / stage)
         assert [row[:2] for row in ours] == [row[:2] for row in theirs]

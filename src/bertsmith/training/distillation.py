@@ -135,9 +135,9 @@ def width_head(
 def evaluate_teacher(teacher: Model, evaluator: Evaluator, folder: str) -> Evaluation:
     """Evaluate the teacher on dev; raise InputError if its answers cannot be for this task."""
     evaluation = evaluator.evaluate(teacher)
-    trouble = mismatch_reason(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
-    if trouble is not None:
-        raise InputError(f"distillation.teacher {folder!r} {trouble}; allowed: a model fine-tuned for this task")
+    reason = mismatch_reason(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
+    if reason is not None:
+        raise InputError(f"distillation.teacher {folder!r} {reason}; allowed: a model fine-tuned for this task")
     return evaluation
 
 

@@ -53,7 +53,7 @@ class PretrainSettings(Record):
     branch: str | None = None
     """Checkpoint of another run to start from, with its optimiser state and its position in the data."""
     tier: str = "custom"
-    """What the run keeps of a publication: "paper", "crammed", "modern" (docs/reference/recipes.md) or your own."""
+    """Fidelity to a publication: "paper", "crammed", "modern" (docs/reference/recipes.md) or your own label."""
     model: ModelSource
     generator: GeneratorSource = GeneratorSource()
     sequences: SequenceConfig = SequenceConfig()

@@ -130,7 +130,7 @@ def pretraining_model(
 def _continued_model(
     source: ModelSource, heads: tuple[str, ...], tokenizer: Tokenizer | None, notices: list[str], *, seed: int
 ) -> Model:
-    """Load a folder's model with the corpus's vocabulary and exactly these heads; append what is new to `notices`."""
+    """Load a folder's model with the corpus's vocabulary and exactly these heads; append notices about fresh parts."""
     model = source.load()
     if tokenizer is not None:
         notices += extend_vocabulary(model, tokenizer, source.name)

@@ -291,9 +291,7 @@ def _scale_remark(task: TaskContent | None) -> str:
     if not settings.get("scale") or settings.get("lowest") is None or settings.get("highest") is None:
         return ""
     lowest, highest = float(settings["lowest"]), float(settings["highest"])
-    return (
-        f"; its numbers are {lowest:g} + {highest - lowest:g} · the output, since it was trained on 0 to 1"
-    )
+    return f"; its numbers are {lowest:g} + {highest - lowest:g} · the output, since it was trained on 0 to 1"
 
 
 def _write_native(model: Model, native: NativeExport, folder: Path) -> None:

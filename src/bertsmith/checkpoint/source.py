@@ -39,9 +39,9 @@ class ModelSource(Record):
     network: ModelConfig | None = None
     """A config written out, with fresh weights."""
     overrides: Plain = Field(default_factory=dict)
-    """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
+    """Changed settings of the preset, such as layers or dropout; for a folder only dropout and layer_drop."""
     subnet: Subnet | None = None
-    """The part of a folder's model to take, such as every second layer: subnet.depth = 0.5. None for all of it."""
+    """Sub-network of the folder's model, such as every second layer: subnet.depth = 0.5. None for the whole model."""
 
     is_optional: ClassVar[bool] = False
 

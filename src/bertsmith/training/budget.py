@@ -143,7 +143,7 @@ def calibrate(trainer: "Trainer", seconds: float) -> int:
 def steps_at(pace: Pace, trainer: "Trainer", seconds: float, *, spent: float) -> int:
     """Return the steps that fit into the rest of a time; the main process decides for all."""
     answer: int | InputError = 0
-    if trainer.engine.is_main:
+    if trainer.train_step.is_main:
         try:
             answer = _steps_at(pace, trainer, seconds, spent)
         except InputError as error:
@@ -234,7 +234,7 @@ def _restored(trainer: "Trainer") -> Iterator[None]:
     """Restore the trainer to the start of its run, and its folder, when the block ends."""
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
-    optimizer = trainer.engine.optimizer
+    optimizer = trainer.train_step.optimizer
     # Adam stores its step counts there
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     out, folder = trainer.out, trainer.out / f".calibration-{os.getpid()}"
@@ -250,5 +250,5 @@ def _restored(trainer: "Trainer") -> Iterator[None]:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(values)
         trainer.progress, trainer.out = Progress(), out
-        if trainer.engine.is_main:  # another process could be late and delete files of the started run
+        if trainer.train_step.is_main:  # another process could be late and delete files of the started run
             shutil.rmtree(made, ignore_errors=True)

@@ -39,7 +39,7 @@ class DistillationConfig(Record):
         default=(OutputTerm(weight=0.5), LabelTerm(weight=0.5)),
         min_length=1,
     )
-    """The losses, each with its weight; the labels of the data are one of them, "labels"."""
+    """Loss terms with their weights; "labels" is the loss of the task."""
     layers: LayerMap = "uniform"
     """Teacher layer that each student layer learns from: "uniform", "skip", "last", or one number, counted from 1, per
     student layer."""
@@ -71,7 +71,7 @@ def check_task(config: DistillationConfig, task: Task[Any], student: Model, teac
     if theirs != mine:
         raise InputError(
             f"distillation.teacher {config.teacher!r} has the labels {list(theirs)} and the task {list(mine)}; "
-            "allowed: the same in the same order (task.labels gives them an order)"
+            "allowed: the same in the same order (set task.labels)"
         )
     _check_scale(folder, task)
 
@@ -155,7 +155,7 @@ class GeneralDistillationConfig(DistillationConfig):
         default=(OutputTerm(weight=5.0, temperature=2.0), LabelTerm(weight=2.0), CosineTerm()),
         min_length=1,
     )
-    """The losses, each with its weight; "labels" are the masked tokens themselves. The defaults are DistilBERT's."""
+    """Loss terms with their weights; "labels" is the masked-token loss. The defaults are DistilBERT's."""
 
     @property
     def teacher_config(self) -> ModelConfig:

@@ -272,7 +272,7 @@ class Finetuning:
     trainer: Trainer
     data: TaskData
     notices: list[str]
-    """Sentences about the data."""
+    """Notices about the data."""
     counts: dict[str, Any]
     """Rows, labels and truncated sequences by split."""
     evaluator: Evaluator | None = None

@@ -57,7 +57,7 @@ class RunConfig(Record):
     """torch.compile: each layer by itself ("on", ready in seconds), or forward and backward pass as a whole ("whole",
     minutes); "graphs" also replays the whole as CUDA graphs, for GPUs."""
     workers: int = Field(default=0, ge=0)
-    """Processes that read batches, at most as many as there are cores."""
+    """Data loader processes, at most the number of cores."""
     log_every: int = Field(default=10, gt=0)
     evaluate_every: int = Field(default=500, gt=0)
     evaluate_batches: int = Field(default=16, gt=0)

@@ -25,7 +25,7 @@ _SHARED_OVERRIDES = {"vocabulary", "max_length", "dropout", "layer_drop", "init_
 
 
 class TokenizerConfig(Record):
-    """The tokenizer that is learned from the training texts where the model has none."""
+    """Tokenizer to learn from the training texts if the model has none."""
 
     kind: Literal["wordpiece", "bytes", "unigram"] = "bytes"
     """"bytes" is byte-level BPE: decoding gives every text back exactly."""

@@ -1,4 +1,4 @@
-"""A model on its devices: forward, backward and the optimiser's step, on one process or many."""
+"""One training step of a model on its device: forward, backward and optimiser, in one process or several."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ class TrainStep:
         with self.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
             sums = self.step_module(prepared, is_evaluation=True)
         if self.is_sharded:
-            # no backward pass follows that would free the root's gathered weights
+            # no backward pass follows that would free the root's gathered weights; train() empties the weight caches
             self.step_module.reshard()
             self.step_module.train()
         return sums
@@ -128,8 +128,8 @@ class TrainStep:
         No collective operation may follow then.
         """
         # gloo threads need the GIL to release the tensors they reduced, and destroying the group waits for its threads.
-        # PyTorch's own handle of the group releases the GIL meanwhile; the DDP wrapper, which also holds the group,
-        # does not (torch 2.13), so it must not be the last reference
+        # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
+        # not (torch 2.13), so it must not be the last reference
         del self.step_module
         for module in self.model.modules():
             if isinstance(module, Block):

@@ -46,7 +46,7 @@ class FinetuneRunConfig(Record):
     """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
     compile: Literal["off", "whole"] = "off"
     workers: int = Field(default=0, ge=0)
-    """Processes that prepare batches."""
+    """Data loader processes."""
     log_every: int = Field(default=10, gt=0)
     keep: int = Field(default=1, ge=0)
     """Newest checkpoints to keep during the run, besides the best one; 0 writes none: this requires choose = "last",

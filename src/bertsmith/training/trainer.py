@@ -1,4 +1,4 @@
-"""The one training loop.
+"""The training loop of every objective.
 
     resume from the newest checkpoint, or start from the one to branch from
     for step in steps:
@@ -73,14 +73,14 @@ class Trainer:
         self.notices, self.evaluator = notices, evaluator
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
-        self.engine = TrainStep(model, objective, method, out, device=device)
-        self.model, self.processes = self.engine.model, self.engine.processes
+        self.train_step = TrainStep(model, objective, method, out, device=device)
+        self.model, self.processes = self.train_step.model, self.train_step.processes
         for number, phase in enumerate(method.phases):
             phase.check(number, self.processes)
-        self.log = RunLog(out / LOG, self.engine.accelerator)
+        self.log = RunLog(out / LOG, self.train_step.accelerator)
         self.progress = Progress()
-        self.peak = peak_flops(self.engine.device)
-        self.show = show and self.engine.is_main
+        self.peak = peak_flops(self.train_step.device)
+        self.show = show and self.train_step.is_main
 
     def set_steps(self, steps: int) -> None:
         """Set the number of steps, before the run starts."""
@@ -92,7 +92,7 @@ class Trainer:
         warnings = self._restore(resume)
         self.log.rewind(self.progress.step)
         if run.track:
-            self.engine.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
+            self.train_step.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
             for notice in (*self.notices, *warnings):
                 display.notify(notice)
@@ -102,7 +102,7 @@ class Trainer:
             if self.is_finished and run.choose == "best" and self.progress.best_step >= 0:
                 load_weights(self.out / "checkpoints", self.progress.best_step, self.model)
         if self.is_finished:
-            self.model = self.engine.objective.finished(whole_model(self.model, self.engine.device))
+            self.model = self.train_step.objective.finished(whole_model(self.model, self.train_step.device))
         return self.progress
 
     def close(self, *, is_last: bool = True) -> None:
@@ -110,7 +110,7 @@ class Trainer:
 
         No collective operation may follow then.
         """
-        self.engine.close(is_last=is_last)
+        self.train_step.close(is_last=is_last)
 
     @property
     def is_finished(self) -> bool:
@@ -120,19 +120,19 @@ class Trainer:
 
     def feed(self) -> Feed:
         """Return this process's micro-batches from the current position on."""
-        engine, workers = self.engine, self.method.run.workers
-        pin = engine.device.type == "cuda"
-        return Feed(self.data, self.progress, rank=engine.rank, processes=self.processes, workers=workers, pin=pin)
+        train_step, workers = self.train_step, self.method.run.workers
+        pin = train_step.device.type == "cuda"
+        return Feed(self.data, self.progress, rank=train_step.rank, processes=self.processes, workers=workers, pin=pin)
 
     def meter(self) -> Meter:
         """Return an empty meter for the objective's metrics."""
-        return Meter(self.engine.objective.terms, self.engine.device)
+        return Meter(self.train_step.objective.terms, self.train_step.device)
 
     def _loop(self, feed: Feed, stop: StopRequest, display: Display) -> None:
         run = self.method.run
         health = self._health()
         meter = self.meter()
-        meter.restore(self.progress.meter, is_main=self.engine.is_main)
+        meter.restore(self.progress.meter, is_main=self.train_step.is_main)
         while not self.is_finished:
             self._step(feed, meter)
             step = self.progress.step
@@ -162,15 +162,17 @@ class Trainer:
 
     def _step(self, feed: Feed, meter: Meter) -> None:
         """Take one optimiser step."""
-        step, run, engine = self.progress.step, self.method.run, self.engine
+        step, run, train_step = self.progress.step, self.method.run, self.train_step
         self.model.redraw_features(step, run.seed)
         phase = self.method.phase(step)
         data = self.data.phases[phase]
         with meter.waiting():
             loaded = feed.take(phase, self.method.micro_batches(step, self.processes))
-        prepared = [engine.objective.prepare(item.batch.to(engine.device), key(data.seed, 5)) for item in loaded]
+        prepared = [
+            train_step.objective.prepare(item.batch.to(train_step.device), key(data.seed, 5)) for item in loaded
+        ]
         draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
-        engine.learn(prepared, draws, self.method.rate(step), meter)
+        train_step.learn(prepared, draws, self.method.rate(step), meter)
         tokens = sum(item.batch.real_tokens for item in loaded)
         flops = tokens * data.flops_per_token
         meter.tokens, meter.flops = meter.tokens + tokens, meter.flops + flops
@@ -200,41 +202,41 @@ class Trainer:
         With an evaluator, its "score" decides which evaluation is the best, otherwise the loss.
         """
         if self.evaluator is not None:
-            return self.evaluator(self.engine)
+            return self.evaluator(self.train_step)
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
-        engine = self.engine
-        meter = Meter(engine.evaluation.terms, engine.device)
+        train_step = self.train_step
+        meter = Meter(train_step.evaluation.terms, train_step.device)
         plans = list(islice(self.data.held_out_plan.one_epoch(), self.method.run.evaluate_batches))
         for first in range(0, len(plans), self.processes):
             # sharded weights need every process: one without a batch left measures one that does not count
-            own = first + engine.rank
+            own = first + train_step.rank
             plan = plans[own] if own < len(plans) else plans[first]
-            batch = self.data.held_out_reader[plan].batch.to(engine.device)
-            prepared = engine.evaluation.prepare(batch, 0)
-            sums = engine.measure(prepared)
+            batch = self.data.held_out_reader[plan].batch.to(train_step.device)
+            prepared = train_step.evaluation.prepare(batch, 0)
+            sums = train_step.measure(prepared)
             if own < len(plans):
-                meter.add(sums, engine.evaluation.counts(prepared))
-        return meter.metrics(engine.reduce([meter.sums]))
+                meter.add(sums, train_step.evaluation.counts(prepared))
+        return meter.metrics(train_step.reduce([meter.sums]))
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self.engine.accelerator.wait_for_everyone()
-        if self.engine.is_main or self.engine.is_sharded:
+        self.train_step.accelerator.wait_for_everyone()
+        if self.train_step.is_main or self.train_step.is_sharded:
             save_checkpoint(
                 self.out / "checkpoints",
                 self.model,
-                self.engine.optimizer,
+                self.train_step.optimizer,
                 self.progress,
                 self.fingerprint,
                 keep=max(self.method.run.keep, self.method.run.average_last),
-                writes=self.engine.is_main,
+                writes=self.train_step.is_main,
             )
-        self.engine.accelerator.wait_for_everyone()
+        self.train_step.accelerator.wait_for_everyone()
 
     def _checkpoint(self, meter: Meter) -> None:
         """Save the run with the meter's sums; raise InputError if they are not finite, as the weights then are not."""
-        self.progress.meter = meter.record(self.engine.reduce([meter.sums]))
+        self.progress.meter = meter.record(self.train_step.reduce([meter.sums]))
         if self.progress.meter:
             self._check_finite(self._metrics_row(meter))
         if self.method.run.keep:
@@ -258,9 +260,9 @@ class Trainer:
                 raise InputError(f"{str(folder)!r} has no complete checkpoint: {warnings[0]}")
         path = path or self.branch
         if path is not None:
-            self.progress = load_checkpoint(path, self.model, self.engine.optimizer, self.fingerprint)
-        found = torch.tensor(self.progress.step, device=self.engine.device)
-        if self.engine.reduce([{"step": found}])["step"] != found * self.processes:
+            self.progress = load_checkpoint(path, self.model, self.train_step.optimizer, self.fingerprint)
+        found = torch.tensor(self.progress.step, device=self.train_step.device)
+        if self.train_step.reduce([{"step": found}])["step"] != found * self.processes:
             raise InputError(
                 f"the processes found different checkpoints in {str(folder)!r}; all machines must share it"
             )
@@ -272,15 +274,15 @@ class Trainer:
             return stop.is_made
         if step % self.method.run.log_every:
             return False
-        flag = torch.tensor(float(stop.is_made), device=self.engine.device)
-        return bool(self.engine.reduce([{"stop": flag}])["stop"] > 0)
+        flag = torch.tensor(float(stop.is_made), device=self.train_step.device)
+        return bool(self.train_step.reduce([{"stop": flag}])["stop"] > 0)
 
     def _health(self) -> HealthMonitor:
         """Build the health monitor and replay the rows that are already in the log."""
         steps = self.method.run.steps
         # only the main process prints notices, so only it needs the unigram level
-        baseline = self.baseline if self.engine.is_main else None
-        if baseline is not None and self.engine.objective.terms[baseline.term].weight == 0:
+        baseline = self.baseline if self.train_step.is_main else None
+        if baseline is not None and self.train_step.objective.terms[baseline.term].weight == 0:
             baseline = None  # this term has weight 0: its loss need not fall
         health = HealthMonitor(steps, round(self.method.schedule.warmup * steps), baseline)
         for row in self.log.rows:
@@ -289,7 +291,7 @@ class Trainer:
 
     def _metrics_row(self, meter: Meter) -> LogRow:
         """Return the metrics of the meter as the beginning of a log row."""
-        metrics = meter.metrics(self.engine.reduce([meter.sums]))
+        metrics = meter.metrics(self.train_step.reduce([meter.sums]))
         row = {"kind": "training", "step": self.progress.step, **metrics}
         row["gradient_norm"] = float(meter.gradient_norm) / max(1, meter.steps)
         row["learning_rate"] = self.method.rate(self.progress.step - 1)

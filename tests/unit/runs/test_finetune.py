@@ -107,8 +107,8 @@ def script_scores(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
     """Let evaluations return these scores, in order."""
     left, real = iter(scores), Evaluator.__call__
 
-    def call(self: Evaluator, engine: Any) -> dict[str, Any]:
-        return real(self, engine) | {"score": next(left)}
+    def call(self: Evaluator, train_step: Any) -> dict[str, Any]:
+        return real(self, train_step) | {"score": next(left)}
 
     monkeypatch.setattr(Evaluator, "__call__", call)
 

@@ -113,7 +113,7 @@ def first_batch(trainer: Trainer) -> object:
     plan, reader = trainer.data.held_out_plan, trainer.data.held_out_reader
     assert plan is not None
     assert reader is not None
-    return trainer.engine.evaluation.prepare(reader[next(plan.one_epoch())].batch, 0)
+    return trainer.train_step.evaluation.prepare(reader[next(plan.one_epoch())].batch, 0)
 
 
 def rows(flat: torch.Tensor, starts: torch.Tensor) -> list[torch.Tensor]:

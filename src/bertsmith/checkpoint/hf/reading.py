@@ -28,7 +28,7 @@ ADAPTERS: dict[str, FamilyAdapter] = {adapter.model_type: adapter for adapter in
 
 
 def adapter_for(model: Model) -> FamilyAdapter:
-    """The adapter of a model's family."""
+    """Return the adapter of a model's family."""
     by_family = {adapter.family: adapter for adapter in ADAPTERS.values()}
     if model.config.family not in by_family:
         raise InputError(f"family is {model.config.family!r}; Hugging Face adapters exist for: {', '.join(by_family)}")
@@ -86,7 +86,7 @@ def rename_start(name: str, starts: Mapping[str, str]) -> str:
 
 
 def _find_head(adapter: FamilyAdapter, data: HfConfig, tensors: Mapping[str, Tensor]) -> HeadAdapter | None:
-    """The adapter of the task head, if the folder's class has one and its tensors are not ignored."""
+    """Return the adapter of the task head, if the folder's class has one and its tensors are not ignored."""
     named = data.get("architectures") or []
     for head in adapter.task_heads:
         has_tensors = not head.rows or any(name in tensors for name in head.rows[-1].theirs)

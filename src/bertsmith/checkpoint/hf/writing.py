@@ -106,7 +106,7 @@ class NativeExport(NamedTuple):
         return str(self.settings["architectures"][0])
 
     def rows(self, config: ModelConfig) -> list[Row]:
-        """The name table of all tensors."""
+        """Return the name table of all tensors."""
         return [*self.adapter.rows(config, self.parts), *(() if self.head is None else self.head.rows)]
 
 

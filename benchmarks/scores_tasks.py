@@ -124,7 +124,7 @@ def finetuned(run: Run) -> dict[str, Any]:
         "steps": progress.step,
         "tokens": progress.tokens,
         "training_seconds": round(progress.seconds, 2),
-        "device": made.trainer.engine.device.type,
+        "device": made.trainer.train_step.device.type,
     }
     made.trainer.close(is_last=False)
     del made

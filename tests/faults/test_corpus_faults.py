@@ -160,18 +160,18 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("sentence", FAULTS)
-def test_training_on_a_damaged_corpus_raises_and_writes_nothing(corpus_folder, tmp_path, capsys, sentence):
+@pytest.mark.parametrize("message", FAULTS)
+def test_training_on_a_damaged_corpus_raises_and_writes_nothing(corpus_folder, tmp_path, capsys, message):
     folder, out, recipe = tmp_path / "corpus", tmp_path / "out", tmp_path / "recipe.toml"
     shutil.copytree(corpus_folder, folder)
     recipe.write_text(RECIPE)
-    FAULTS[sentence](folder)
+    FAULTS[message](folder)
     with pytest.raises(SystemExit) as exit_info:
         main(["pretrain", str(recipe), "--data", str(folder), "--out", str(out), "--device", "cpu"])
     output = capsys.readouterr().err
     assert exit_info.value.code == 2
     assert output.startswith("bertsmith: ")
-    assert sentence in output
+    assert message in output
     assert len(output.strip().splitlines()) == 1
     assert not out.exists()
 

@@ -107,7 +107,7 @@ def test_sentence_transformers_vectors(base: Model, head: EmbedderConfig, tmp_pa
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        (EmbedderConfig(pooling="pooler"), "sentence-transformers has no pooling by a model's pooler"),
+        (EmbedderConfig(pooling="pooler"), "sentence-transformers cannot use a model's pooler"),
         (EmbedderConfig(projection=6), "the embedder has a projection"),
     ],
 )

@@ -162,9 +162,9 @@ def test_the_choice_of_a_head_reaches_it() -> None:
     assert head == TaggerConfig(
         labels=("a",), dropout=0.3, features=CHOICES["all side by side"], recurrent=RECURRENT["BiLSTM"]
     )
-    with pytest.raises(InputError, match=r"head\.pooling is 'mean'; a head of kind 'tagger' has none"):
+    with pytest.raises(InputError, match=r"head\.pooling is 'mean', but a head of kind 'tagger' has no pooling"):
         HeadChoice(pooling="mean").applied(TaggerConfig(labels=("a",)))
-    with pytest.raises(InputError, match=r"head\.hidden is 'gelu'; a head of kind 'tagger' has none"):
+    with pytest.raises(InputError, match=r"head\.hidden is 'gelu', but a head of kind 'tagger' has no hidden"):
         HeadChoice(hidden="gelu").applied(TaggerConfig(labels=("a",)))
 
 

@@ -140,7 +140,7 @@ def test_what_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
     recipe = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
     for changes, words in (
         (["distillation.teacher=headless"], "has no 'masked_tokens' head"),
-        (["distillation.teacher=other"], "the student's tokenizer is not that of the teacher"),
+        (["distillation.teacher=other"], "the student's tokenizer differs from the teacher's"),
         (["distillation.teacher=teacher", "objective.kind=causal_lm"], "distillation is given with objective.kind"),
         (["distillation.teacher=teacher", "run.compile=whole"], "run.compile is 'whole'; allowed with it: off, on"),
         (["distillation.teacher=teacher", "model.subnet.depth=0.5"], "subnet takes a part of the model of a folder"),

@@ -15,7 +15,7 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
-from bertsmith.objectives.distillation.objective import Distillation, Grid, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, name_terms
 from bertsmith.shrinking.elastic import ElasticSettings, Stage
 
 SETTINGS = ElasticSettings.parse({"model": "somewhere", "task": {"kind": "regression"}})
@@ -92,7 +92,7 @@ def losses(
 ) -> tuple[list[Subnet], list[Tensor]]:
     """Return the sub-networks of a stage and the loss of each, computed by the objective."""
     student, teacher = models(task)
-    terms = named(SETTINGS.stage(stage).terms)
+    terms = name_terms(SETTINGS.stage(stage).terms)
     objective = Distillation(HEADS[task][1], terms, teacher, grid, student.encoder.units, teacher_width).to("cpu")  # type: ignore[arg-type]
     lesson = objective.prepare(batch, 0)
     counts, found = objective.counts(lesson), []

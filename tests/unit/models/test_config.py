@@ -27,7 +27,7 @@ def changed(path: str, value: Any, name: str = "bert-tiny") -> dict[str, Any]:
         (
             "encoder.layers.1.cross",
             {"kind": "full", "heads": 2},
-            r"layers\.1\.cross is given; allowed: in the layers of",
+            r"layers\.1\.cross is given; allowed in the layers of",
         ),
         ("encoder.layers.1.mixer.heads", 5, r"layers\.1\.mixer: width 32 is not a multiple of heads 5"),
         ("encoder.layers.0.feedforward.groups", 3, r"layers\.0\.feedforward: width 32 is not a multiple of groups 3"),

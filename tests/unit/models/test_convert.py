@@ -96,7 +96,7 @@ def test_what_cannot_be_is_said() -> None:
         bertsmith.convert(model, "favor", feature=3)
     with pytest.raises(InputError, match="convert to 'favor': features is -1"):
         bertsmith.convert(model, "favor", features=-1)
-    with pytest.raises(InputError, match="this model has no attention of the other kind"):
+    with pytest.raises(InputError, match="this model has no attention to convert"):
         bertsmith.convert(model, "full")
     with pytest.raises(InputError, match="features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)

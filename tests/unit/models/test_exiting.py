@@ -170,10 +170,10 @@ def test_a_narrower_model_keeps_its_exits_and_a_shallower_one_does_not() -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layers": [2, 1]}, "in rising order"),
-        ({"layers": [0]}, "numbers from 1 up"),
-        ({"answer": "choices"}, "outputs is 2 and answer 'choices'; allowed: 1"),
-        ({"rule": {"measure": "patience", "threshold": 1.5}}, "a whole number from 1 up"),
+        ({"layers": [2, 1]}, "numbers, ascending"),
+        ({"layers": [0]}, "distinct positive numbers"),
+        ({"answer": "choices"}, "outputs is 2 with answer 'choices'; allowed: 1"),
+        ({"rule": {"measure": "patience", "threshold": 1.5}}, "a positive whole number"),
         ({"rule": {"measure": "entropy", "threshold": 1.5}}, "threshold is 1.5 with entropy; allowed: 0 to 1"),
         ({"answer": "value", "outputs": 1, "rule": {"measure": "entropy", "threshold": 0.5}}, "allowed: 'patience'"),
     ],
@@ -186,7 +186,7 @@ def test_settings_that_are_refused(change: dict[str, object], said: str) -> None
 def test_exits_must_lie_below_the_last_layer() -> None:
     config = _model().config
     high = tuple(head.changed(layers=(3,)) if isinstance(head, ExitsConfig) else head for head in config.heads)
-    with pytest.raises(InputError, match="allowed: 1 to 2, those below the last"):
+    with pytest.raises(InputError, match="allowed: 1 to 2, below the last layer"):
         config.changed(heads=high)
     with pytest.raises(InputError, match="universal steps"):
         preset("universal-base", width=16, layers=3, heads=2, vocabulary=40).changed(heads=(_exits(),))
@@ -194,5 +194,5 @@ def test_exits_must_lie_below_the_last_layer() -> None:
         head.changed(features=FeaturesConfig(layers=0)) if isinstance(head, ClassifierConfig) else head
         for head in config.heads
     )
-    with pytest.raises(InputError, match="reads the embedding alone"):
+    with pytest.raises(InputError, match=r"head\.features\.layers is 0"):
         config.changed(heads=low)

@@ -78,7 +78,7 @@ def test_shares_are_shares() -> None:
     assert generator_of(config, depth=0.5).encoder.width == 768
     for name in ("width", "depth"):
         for value in (0.0, 1.5):
-            with pytest.raises(InputError, match=f"generator {name} is {value}; allowed: a share above 0, up to 1"):
+            with pytest.raises(InputError, match=f"generator {name} is {value}; allowed: above 0, up to 1"):
                 generator_of(config, **{name: value})
 
 

@@ -85,5 +85,5 @@ def test_every_other_layer_stays() -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(InputError, match=r"layer_drop is 1\.0: "):
         small(1.0)
-    with pytest.raises(InputError, match=r"layer_drop is 0\.2 and universal is given, which has steps; allowed: 0$"):
+    with pytest.raises(InputError, match=r"layer_drop is 0\.2; allowed with universal steps: 0$"):
         bertsmith.preset("universal-base", layer_drop=0.2)

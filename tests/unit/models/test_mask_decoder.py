@@ -195,7 +195,7 @@ def test_it_compiles_as_one_graph() -> None:
     expected = masked_states(tokens, packed(), positions)
     torch.testing.assert_close(compiled(tokens, packed(), positions), expected, rtol=0, atol=1e-11)
     # in the same graph: more places than any sequence has tokens, all of them in one
-    with pytest.raises(RuntimeError, match="asked for more often than once"):
+    with pytest.raises(RuntimeError, match="contains a position more than once"):
         compiled(tokens, packed(), positions * 0)
 
 
@@ -209,7 +209,7 @@ def test_limits_are_said() -> None:
     bert = bertsmith.preset("bert-tiny").encoder
     crossed = bert.layers[0].model_copy(update={"cross": bert.layers[0].mixer})
     encoder = bert.model_copy(update={"layers": (crossed,)})
-    with pytest.raises(ValueError, match="last mixer can look at other states"):
+    with pytest.raises(ValueError, match="last mixer supports cross attention"):
         type(model.config)(family="x", encoder=encoder, heads=model.config.heads)
 
 

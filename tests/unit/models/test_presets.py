@@ -186,7 +186,7 @@ def test_encode_ignores_the_company_of_a_text(corpus_folder) -> None:
     assert together.shape == (2, 128)
     assert (together[0] - alone[0]).abs().max() < 1e-5
     assert model.training
-    with pytest.raises(InputError, match=r"has no \[MASK\] to fill"):
+    with pytest.raises(InputError, match=r"contains no \[MASK\] to fill"):
         model.fill_mask("the smith")
     guesses = model.fill_mask("the [MASK] forges the [MASK].", top=3)
     assert [len(row) for row in guesses] == [3, 3]
@@ -195,5 +195,5 @@ def test_encode_ignores_the_company_of_a_text(corpus_folder) -> None:
 def test_a_next_token_head_needs_an_embedding_as_wide_as_the_states() -> None:
     config = preset("bert-tiny").plain() | {"heads": [{"kind": "next_token"}]}
     config["encoder"]["embedding"]["width"] = 64
-    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the states: 64 ≠ 128"):
+    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the hidden states: 64 ≠ 128"):
         ModelConfig.parse(config)

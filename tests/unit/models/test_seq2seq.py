@@ -11,7 +11,7 @@ import bertsmith
 from bertsmith import SequenceLayout, Subnet
 from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq, _drawn
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq, _sample
 
 START, END = 1, 2
 
@@ -144,7 +144,7 @@ def test_sampling_follows_the_probabilities() -> None:
         (GenerationConfig(method="sample", top_p=0.85), [0.15 / 0.95, 0.5 / 0.95, 0.0, 0.3 / 0.95]),
         (GenerationConfig(method="sample", temperature=0.5), [0.0616, 0.6849, 0.0068, 0.2466]),
     ]:
-        shares = torch.bincount(_drawn(scores, config, chance), minlength=4) / 20000
+        shares = torch.bincount(_sample(scores, config, chance), minlength=4) / 20000
         for share, wanted in zip(shares.tolist(), expected, strict=True):
             assert math.isclose(share, wanted, abs_tol=4 * (0.25 / 20000) ** 0.5), config
 

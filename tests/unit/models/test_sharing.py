@@ -88,7 +88,7 @@ def test_orders_that_contradict_are_refused_before_anything_moves(sharing: str) 
     before = copy.deepcopy(model.state_dict())
     same, other = torch.tensor([1, 0]), torch.tensor([0, 1])
     some, more = torch.arange(64).flip(0), torch.arange(64)
-    with pytest.raises(InputError, match=r"layer 2 shares its .* with one before it; allowed: the same order"):
+    with pytest.raises(InputError, match=r"layer 2 shares its .* with an earlier layer; both need the same order"):
         model.encoder.reorder([same, same, other], [some, some, more])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -105,7 +105,7 @@ def test_layers_that_share_must_be_alike() -> None:
     data = config("none").encoder.plain()
     data["layers"][1]["feedforward"]["neurons"] = 8
     for sharing in ("all", "feedforward"):
-        with pytest.raises(InputError, match=f"sharing is '{sharing}' and the layers differ in their feedforward"):
+        with pytest.raises(InputError, match=f"sharing is '{sharing}', but the layers differ in their feedforward"):
             EncoderConfig.parse({**data, "sharing": sharing})
     EncoderConfig.parse({**data, "sharing": "mixer"})
 

@@ -144,9 +144,9 @@ def test_states_are_those_asked_for(name: str) -> None:
 
 def test_more_layers_than_there_are_is_said() -> None:
     model = _model(TaggerConfig(labels=("a",), features=FeaturesConfig(layers=3, skip=1)))
-    with pytest.raises(InputError, match="the states of 4 layers are asked for; this encoder has 3"):
+    with pytest.raises(InputError, match="hidden states of 4 layers are requested; this encoder has 3"):
         model.outputs(*_packed(_tokens()))
-    with pytest.raises(InputError, match="skip is 2 and layers is 0"):
+    with pytest.raises(InputError, match="skip is 2, but layers is 0"):
         FeaturesConfig.parse({"layers": 0, "skip": 2})
 
 

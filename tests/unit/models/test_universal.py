@@ -142,9 +142,9 @@ def test_limits_are_sentences() -> None:
     causal["layers"][0]["mixer"] = {**causal["layers"][0]["mixer"], "is_causal": True}
     data = {**base.plain(), "heads": [], "decoder": causal}
     ModelConfig.parse(data)
-    with pytest.raises(InputError, match=r"decoder\.universal is given; allowed: in an encoder only"):
+    with pytest.raises(InputError, match=r"decoder\.universal is given; allowed in an encoder only"):
         ModelConfig.parse({**data, "decoder": {**causal, "universal": {}}})
-    with pytest.raises(InputError, match=r"encoder\.universal\.halting is given; allowed: in a model without a dec"):
+    with pytest.raises(InputError, match=r"encoder\.universal\.halting is given; allowed in a model without a dec"):
         ModelConfig.parse({**data, "encoder": {**data["encoder"], "universal": {"halting": {}}}})
 
 
@@ -160,5 +160,5 @@ def test_a_plain_encoder_says_nothing_of_pondering() -> None:
 def test_steps_are_not_run_without_their_signal() -> None:
     model = tiny()
     inputs = EncoderInputs(torch.zeros(1, 8, dtype=torch.long), SequenceLayout.full(1, 8))
-    with pytest.raises(InputError, match="a universal stack has steps instead of a last layer"):
+    with pytest.raises(InputError, match="a universal encoder has no separate last layer"):
         model.encoder.run(inputs, Want(last_block=False))

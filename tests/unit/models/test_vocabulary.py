@@ -130,14 +130,14 @@ def test_the_tokenizer_belongs_to_it() -> None:
     small = keep_tokens(model, [*range(size)], model.tokenizer)
     assert small.tokenizer is model.tokenizer
     assert keep_tokens(model, IDS).tokenizer is None
-    with pytest.raises(InputError, match=f"the tokenizer has {size} tokens and ids 9; they must be as many"):
+    with pytest.raises(InputError, match=f"the tokenizer has {size} tokens and ids 9 entries; they must be equal"):
         keep_tokens(model, IDS, model.tokenizer)
 
 
 def test_what_is_refused() -> None:
     model = model_of("bert-tiny")
     for ids in ([], [1, 1], [0, 60], [-1, 2]):
-        with pytest.raises(InputError, match=f"ids holds {len(ids)} tokens; allowed: some of 0 to 59, each once"):
+        with pytest.raises(InputError, match=f"ids has {len(ids)} entries; allowed: one or more of 0 to 59"):
             keep_tokens(model, ids)
     with pytest.raises(InputError, match=r"embedding\.rank is 10; allowed: up to 9"):
         keep_tokens(factorise(model, 10), IDS)
@@ -162,5 +162,5 @@ def test_weights_decide_which_rows_are_near() -> None:
     torch.testing.assert_close(factorise(model, 6, few).token_table[:3], table[:3])
     with pytest.raises(InputError, match=r"weights has shape \(3,\); allowed: \(60,\)"):
         factorise(model, 6, torch.ones(3))
-    with pytest.raises(InputError, match="weights goes from 0 to 0; allowed: 0 and up, some above 0"):
+    with pytest.raises(InputError, match="weights range from 0 to 0; allowed: finite, 0 or more, not all 0"):
         factorise(model, 6, torch.zeros(60))

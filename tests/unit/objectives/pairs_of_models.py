@@ -11,7 +11,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
 from bertsmith.objectives.distillation.base import DistillationTerm
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, name_terms
 from bertsmith.objectives.supervised import Classes, Supervised
 
 LABELS = ("a", "b", "c")
@@ -50,7 +50,7 @@ def mean_of(
     term: DistillationTerm, student: Model, teacher: Model, layout: str, task: Supervised | None = None
 ) -> Tensor:
     """The loss of one term as the trainer takes it: the sum divided by what is counted."""
-    objective = Distillation(task or Classes(), named([term]), teacher=teacher)
+    objective = Distillation(task or Classes(), name_terms([term]), teacher=teacher)
     (part,) = objective.parts(objective.prepare(make_batch(layout), 0))
     name = term.kind
     return objective(student, part)[name].loss / objective.counts(part)[name]

@@ -20,7 +20,7 @@ from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
-from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
+from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascend, draw_noise
 from bertsmith.objectives.base import Sums, soft_cross_entropy, squared_error
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, training_objective
@@ -48,7 +48,7 @@ def test_pads_have_no_noise_and_cost_no_draws() -> None:
 
 def test_a_step_up_is_as_long_as_the_rate_in_every_vector() -> None:
     noise, gradient = torch.randn(4, 6), torch.randn(4, 6) * torch.tensor([1e3, 1.0, 1e-3, 0.0])[:, None]
-    change = ascended(noise, gradient, 0.5) - noise
+    change = ascend(noise, gradient, 0.5) - noise
     assert change.abs().amax(-1).tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0], rel=1e-2, abs=1e-9)
     assert torch.equal(change[:3].sign(), gradient[:3].sign())
 
@@ -57,7 +57,7 @@ def test_a_step_up_is_as_long_as_the_rate_in_every_vector() -> None:
 def test_noise_stays_where_the_gradient_is_not_finite(value: float) -> None:
     noise, gradient = torch.randn(4, 6), torch.randn(4, 6)
     gradient[2, 3] = value
-    assert torch.equal(ascended(noise, gradient, 0.5), noise)
+    assert torch.equal(ascend(noise, gradient, 0.5), noise)
 
 
 def test_the_step_moves_the_beliefs_further_apart() -> None:
@@ -71,8 +71,8 @@ def test_the_step_moves_the_beliefs_further_apart() -> None:
     noise, clean = draw_noise(vectors, batch.layout, 1e-2).requires_grad_(), scores(torch.zeros(())).detach()
     distance = soft_cross_entropy(scores(noise), clean).sum()
     (gradient,) = torch.autograd.grad(distance, noise)
-    assert soft_cross_entropy(scores(ascended(noise, gradient, 1e-4)), clean).sum() > distance
-    assert soft_cross_entropy(scores(ascended(noise, -gradient, 1e-4)), clean).sum() < distance
+    assert soft_cross_entropy(scores(ascend(noise, gradient, 1e-4)), clean).sum() > distance
+    assert soft_cross_entropy(scores(ascend(noise, -gradient, 1e-4)), clean).sum() < distance
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-small"])
@@ -232,7 +232,7 @@ class Silent(Supervised):
 
 
 def test_a_task_that_does_not_say_what_its_outputs_mean_is_refused() -> None:
-    with pytest.raises(InputError, match="what Silent learns from is no belief"):
+    with pytest.raises(InputError, match="Silent has no comparable logits"):
         Adversarial(Silent(), AdversarialConfig(kind="sift"))(make(), make_batch())
 
 

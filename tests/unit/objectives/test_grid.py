@@ -28,7 +28,7 @@ def test_half_a_layer_is_a_layer() -> None:
 def test_all_of_a_grid_from_the_smallest_to_the_largest() -> None:
     grid = Grid(widths=(0.5, 1.0), depths=(1.0, 0.25))
     assert [(one.width, one.depth) for one in grid.subnets] == [(0.5, 0.25), (1.0, 0.25), (0.5, 1.0), (1.0, 1.0)]
-    assert grid.drawn(UNITS, 1) == grid.subnets
+    assert grid.sample_subnets(UNITS, 1) == grid.subnets
     assert len(Grid().subnets) == 12
 
 
@@ -37,11 +37,11 @@ def test_the_largest_and_the_smallest_always_learn(sample: int) -> None:
     grid = Grid(sample=sample)
     chosen = set()
     for item in range(60):
-        smallest, *between, largest = grid.drawn(UNITS, 3, item)
+        smallest, *between, largest = grid.sample_subnets(UNITS, 3, item)
         assert (smallest, largest) == (grid.subnets[0], grid.subnets[-1])
         assert len(between) == len(set(between)) == sample
         assert set(between) <= set(grid.subnets[1:-1])
-        assert between == list(grid.drawn(UNITS, 3, item)[1:-1])
+        assert between == list(grid.sample_subnets(UNITS, 3, item)[1:-1])
         chosen |= set(between)
     assert len(chosen) == (10 if sample else 0)  # every one of the others has its turn
 
@@ -49,7 +49,7 @@ def test_the_largest_and_the_smallest_always_learn(sample: int) -> None:
 def test_a_sample_of_all_is_all() -> None:
     assert Grid(sample=10).is_whole
     assert not Grid(sample=9).is_whole
-    assert Grid(sample=10).drawn(UNITS, 0) == Grid().subnets
+    assert Grid(sample=10).sample_subnets(UNITS, 0) == Grid().subnets
 
 
 @pytest.mark.parametrize("rule", ["keep_last", "drop_last"])
@@ -59,9 +59,9 @@ def test_widths_of_every_layer_are_drawn_apart(rule: str) -> None:
     heads, neurons = ({getattr(cut, name) for cut in allowed} for name in ("heads", "neurons"))
     uneven = 0
     for item in range(30):
-        drawn = grid.drawn(UNITS, 0, item)
+        drawn = grid.sample_subnets(UNITS, 0, item)
         assert (drawn[0], drawn[-1], len(drawn)) == (grid.subnets[0], grid.subnets[-1], 5)
-        assert drawn == grid.drawn(UNITS, 0, item)
+        assert drawn == grid.sample_subnets(UNITS, 0, item)
         for subnet in drawn[1:-1]:
             cuts = subnet.cuts(UNITS)
             assert {cut.heads for _, cut in cuts} <= heads
@@ -77,18 +77,18 @@ def test_widths_of_every_layer_are_drawn_apart(rule: str) -> None:
 def test_one_sub_network_alone() -> None:
     """As the width stage has it, where only the depth varies."""
     grid = Grid(widths=(1.0,), depths=(1.0,), sample=2, per_layer=True)
-    assert grid.drawn(UNITS, 0) == (Subnet(),)
+    assert grid.sample_subnets(UNITS, 0) == (Subnet(),)
 
 
 @pytest.mark.parametrize(
     ("plain", "match"),
     [
-        ({"widths": [0.5, 0.25]}, r"widths is \[0.5, 0.25\]; allowed: different shares above 0 up to 1, 1 among them"),
+        ({"widths": [0.5, 0.25]}, r"widths is \[0.5, 0.25\]; allowed: distinct values above 0 up to 1, including 1"),
         ({"widths": [1.0, 0.0]}, "widths is"),
         ({"widths": [1.0, 1.5]}, "widths is"),
         ({"depths": [1.0, 0.5, 0.5]}, "depths is"),
         ({"depths": []}, "depths is"),
-        ({"per_layer": True}, "per_layer is true and sample is None; allowed: a sample of 1 or more"),
+        ({"per_layer": True}, "per_layer is true, but sample is None; allowed: 1 or more"),
         ({"sample": -1}, "sample"),
         ({"depth_rule": "drop_first"}, "depth_rule"),
     ],

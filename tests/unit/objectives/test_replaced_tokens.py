@@ -25,7 +25,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives import replaced_tokens
 from bertsmith.objectives.base import Term
 from bertsmith.objectives.replaced_tokens import (
-    GuessedConfig,
+    GeneratorMaskingConfig,
     ReplacedBatch,
     ReplacedTokenDetection,
     ReplacedTokenDetectionConfig,
@@ -60,7 +60,7 @@ def make(sharing: str, name: str = "electra-small") -> Model:
 
 def objective(**changes: object) -> ReplacedTokenDetection:
     is_special = torch.arange(SIZE) <= MASK
-    masking = GuessedConfig(rate=0.4)
+    masking = GeneratorMaskingConfig(rate=0.4)
     return ReplacedTokenDetection(
         ReplacedTokenDetectionConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
     )
@@ -168,8 +168,8 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
 ) -> None:
     model = make(sharing, name)
     plain, task, seen = copy.deepcopy(model), objective(), []
-    put = replaced_tokens.put
-    monkeypatch.setattr(replaced_tokens, "put", lambda *given: seen.append(put(*given)) or seen[-1])
+    insert = replaced_tokens.insert_samples
+    monkeypatch.setattr(replaced_tokens, "insert_samples", lambda *given: seen.append(insert(*given)) or seen[-1])
     prepared = task.prepare(batch(layout), 2**62 - 9)
     loss = total(task, model, prepared)
     loss.backward()
@@ -196,7 +196,7 @@ def test_a_part_of_the_masking_keeps_the_rest_of_electras() -> None:
     assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.25, 0.85, 0.0)
     task = objective(weight=10.0)
     assert task.terms["replaced"].weight == 10.0
-    assert task.for_evaluation().config.masking == GuessedConfig()
+    assert task.for_evaluation().config.masking == GeneratorMaskingConfig()
 
 
 def test_draws_belong_to_a_place_in_a_text() -> None:
@@ -307,7 +307,7 @@ def test_two_optimizers_divide_the_weights(sharing: str) -> None:
 
 
 def test_a_rate_of_the_generator_needs_two_optimizers() -> None:
-    with pytest.raises(ValueError, match="it needs optimizers 'two'"):
+    with pytest.raises(ValueError, match="allowed with optimizers = 'one': 1"):
         ReplacedTokenDetectionConfig(generator_rate=0.5)
 
 

@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "an unknown setting": (["grid.width=[1.0]"], {}, "grid.width"),
     "no data": ([], {"data": None}, "data is not given"),
     "another method": ([], {"method": "elastics"}, "--method is 'elastics'"),
-    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true and sample is None"),
+    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true, but sample is None"),
 }
 
 

@@ -159,7 +159,7 @@ def answer_early(
         layers[present[leaves]] = depth
         if is_end:
             return _in_order(answered, layers)
-        layout, positions = layout.chosen((~leaves).nonzero().squeeze(-1))
+        layout, positions = layout.select((~leaves).nonzero().squeeze(-1))
         hidden_states = [_select(hidden, positions, layout) for hidden in hidden_states]
         present, sizes = present[~leaves], sizes[~is_sure]
         certainty.keep(~is_sure)

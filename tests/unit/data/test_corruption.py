@@ -121,7 +121,7 @@ def test_another_seed_and_another_sample_mask_elsewhere() -> None:
     [
         ({"mask": 0.8, "random": 0.3}, "add up to more than 1"),
         ({"mask": 0.0, "random": 0.0}, "mask and random are both 0"),
-        ({"max_ngram": 5}, "max_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
+        ({"max_ngram": 5}, "max_ngram is 5, but unit is 'token'; it needs unit 'ngram'"),
         ({"draw": "with_replacement", "unit": "word"}, "takes unit 'token' only"),
         ({"draw": "windows", "rate": 0.6}, "takes rates up to 0.5"),
         ({"max_predictions": 0}, "greater than or equal to 1"),

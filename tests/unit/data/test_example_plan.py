@@ -46,5 +46,5 @@ def test_what_would_leave_a_part_empty_goes_to_the_batch_before() -> None:
 
 
 def test_fewer_examples_than_parts() -> None:
-    with pytest.raises(InputError, match="there are 3 examples to learn from; a batch is divided into 4 parts"):
+    with pytest.raises(InputError, match="the training data has 3 examples, but a batch has 4 parts"):
         ExamplePlan(features(3), ExampleConfig(), 16, 0, parts=4)

@@ -102,10 +102,10 @@ def test_workers_change_nothing() -> None:
 def test_long_pairs_are_dropped_or_cut_and_counted() -> None:
     texts = ["a b c", "a b c d e f g h", "b"]
     tokenizer = learn_tokenizer(texts, "wordpiece", 40, progress=False)
-    dropped = Pairs.tokenised(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16))
+    dropped = Pairs.tokenise(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16))
     assert (len(dropped), dropped.dropped, dropped.cut) == (2, 1, 0)
-    cut = Pairs.tokenised(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16, too_long="cut"))
+    cut = Pairs.tokenise(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16, too_long="cut"))
     assert (len(cut), cut.dropped, cut.cut) == (3, 0, 1)
     assert max(cut.lengths[0]) == 8
     with pytest.raises(InputError, match=r"no pair has at most sequences.length = 4 tokens"):
-        Pairs.tokenised([texts[1]], [texts[1]], tokenizer, PairConfig(length=4, micro_tokens=16))
+        Pairs.tokenise([texts[1]], [texts[1]], tokenizer, PairConfig(length=4, micro_tokens=16))

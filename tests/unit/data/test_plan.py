@@ -82,7 +82,7 @@ def test_packing_refuses_what_cannot_fit() -> None:
 def test_a_corpus_without_any_pair_is_refused() -> None:
     one_sentence = Documents([[5]])
     plan = Plan(one_sentence, SequenceConfig(length=32, micro_tokens=64, cut="sentence_pairs"), seed=0)
-    with pytest.raises(InputError, match=r"held_out part: it is too small, .* sequences.cut = 'sentence_pairs'"):
+    with pytest.raises(InputError, match=r"held_out split: it is too small .* sequences.cut = 'sentence_pairs'"):
         plan.check("held_out")
     assert len(next(Plan(one_sentence, SequenceConfig(), seed=0).from_cursor(Cursor())).sequences.sample) == 1
 

@@ -88,7 +88,7 @@ def test_pickle_is_small_and_opens_again(built):
 
 def test_few_open_files_are_enough(built, monkeypatch):
     wanted = TokenCorpus(built[0])
-    monkeypatch.setattr(shards, "_SHARDS_OPEN", 2)
+    monkeypatch.setattr(shards, "_MAX_OPEN_SHARDS", 2)
     corpus = TokenCorpus(built[0])
     for document in (*range(len(corpus)), 0, len(corpus) - 1):
         assert corpus.read(document, 0, 4).tolist() == wanted.read(document, 0, 4).tolist()
@@ -121,10 +121,10 @@ def test_at_least_one_document_on_each_side(built, tmp_path):
 def test_unusable_folders_are_named(built, tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         TokenCorpus(tmp_path / "none")
-    with pytest.raises(InputError, match="holds no corpus"):
+    with pytest.raises(InputError, match="contains no corpus"):
         TokenCorpus(tmp_path)
     (tmp_path / "journal.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="is half-built"):
+    with pytest.raises(InputError, match="is unfinished"):
         TokenCorpus(tmp_path)
     manifest = read_manifest(built[0]).plain()
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
@@ -133,5 +133,5 @@ def test_unusable_folders_are_named(built, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"dtype": "float"}))
     with pytest.raises(InputError, match=r"manifest\.json.*dtype is 'float'"):
         TokenCorpus(tmp_path)
-    with pytest.raises(InputError, match="part is 'dev'; allowed: train, held_out"):
+    with pytest.raises(InputError, match="split is 'dev'; allowed: train, held_out"):
         TokenCorpus(built[0], "dev")

@@ -130,15 +130,15 @@ def test_layouts_of_some_sequences() -> None:
     tokens, layout = _batch()
     rows, padded = layout.pad(tokens)
     chosen = torch.tensor([0, 3])
-    packed, positions = layout.chosen(chosen)
+    packed, positions = layout.select(chosen)
     assert packed.max_length == 6
     assert packed.lengths().tolist() == [4, 6]
     assert tokens[positions].tolist() == [*tokens[:4].tolist(), *tokens[15:].tolist()]
-    short, positions = padded.chosen(chosen)
+    short, positions = padded.select(chosen)
     assert short.max_length == 6
     assert short.lengths().tolist() == [4, 6]
-    assert torch.equal(rows[positions][:, :6][short.is_token], tokens[layout.chosen(chosen)[1]])
-    assert SequenceLayout.full(3, 5).chosen(chosen)[0] == SequenceLayout.full(2, 5)
+    assert torch.equal(rows[positions][:, :6][short.is_token], tokens[layout.select(chosen)[1]])
+    assert SequenceLayout.full(3, 5).select(chosen)[0] == SequenceLayout.full(2, 5)
 
 
 def test_the_folder_keeps_exits_and_rule(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class SequenceLayout:
 
     @classmethod
     def rows(cls, tokens: Tensor, mask: Tensor | None) -> "SequenceLayout":
-        """Return the layout of rows with padding where the mask is 0; without a mask there is none.
+        """Return the layout of rows with padding where the mask is 0; no mask means no padding.
 
         Padding before a token raises InputError: attention, convolutions and positions assume it at the end of a row.
         Compiled code, which cannot look at values, skips the check.

@@ -105,7 +105,7 @@ class Pairs:
     def tokenise(
         cls, sources: Sequence[str], targets: Sequence[str], tokenizer: Tokenizer, config: PairConfig
     ) -> "Pairs":
-        """Tokenise pairs; drop or truncate those that are too long."""
+        """Tokenise pairs; drop or truncate pairs that are too long."""
         room = config.length - 2
         kept: list[tuple[list[int], list[int]]] = []
         dropped = cut = 0

@@ -12,8 +12,8 @@ from bertsmith.models.published import PRESETS
 def with_heads(config: ModelConfig, kinds: tuple[str, ...]) -> ModelConfig:
     """Return the config with exactly these heads; existing ones keep their settings, as does a mask decoder."""
     given = {head.kind: head for head in config.heads}
-    wanted = [*kinds, *(["mask_decoder"] if "masked_tokens" in kinds and "mask_decoder" in given else [])]
-    return config.changed(heads=tuple(given.get(kind) or default_head(config, kind) for kind in wanted))
+    required = [*kinds, *(["mask_decoder"] if "masked_tokens" in kinds and "mask_decoder" in given else [])]
+    return config.changed(heads=tuple(given.get(kind) or default_head(config, kind) for kind in required))
 
 
 def default_head(config: ModelConfig, kind: str) -> HeadConfig:

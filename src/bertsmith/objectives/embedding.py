@@ -20,7 +20,7 @@ from bertsmith.objectives.supervised import Supervised
 class Vectors(Supervised):
     """Base of losses over text embeddings."""
 
-    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
         """Return the mean squared distance of an item's unit vectors from the teacher's, (items,)."""
         own, target = (item_vectors(vectors, len(batch.item)) for vectors in (outputs, teacher.detach()))
         return (own - target).square().sum(-1).mean(-1)  # (items, sequences, width) -> (items,)
@@ -43,7 +43,7 @@ class Cosines(Vectors):
     def loss(self, cosines: Tensor, values: Tensor) -> Tensor:
         """Return the sum of the loss over some items.
 
-        Shape: cosines and values (items,); values lie between 0 and 1.
+        Shape: cosines and values (items,); values are between 0 and 1.
         """
 
 
@@ -91,9 +91,9 @@ class Contrastive(Cosines):
 class InBatch(Vectors):
     """InfoNCE with in-batch negatives (van den Oord et al. 2018, eq. 4).
 
-    A softmax over scale · cosine selects each item's positive among those of the micro-batch. Third texts, if any, are
-    additional negatives for all items. An item with one text is its own positive: in training the text occurs twice
-    with different dropout masks (SimCSE; Gao et al. 2021, eq. 1).
+    A softmax over scale · cosine selects each item's positive among all positives of the micro-batch. Third texts, if
+    any, are additional negatives for all items. An item with one text is its own positive: in training the text occurs
+    twice with different dropout masks (SimCSE; Gao et al. 2021, eq. 1).
     Targets: "texts", (items, texts), ids that are equal for equal texts, so that no positive serves as a negative.
     "value", (items,), optional: items of at most ½ are not positive pairs and have no loss of their own.
     """

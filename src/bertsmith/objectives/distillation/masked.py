@@ -56,7 +56,7 @@ class MaskedDistillation(Distillation):
     def of(
         cls, masked: MaskedLM, terms: Sequence[DistillationTerm], teacher: Model, layer_map: LayerMap
     ) -> "MaskedDistillation":
-        """Return the objective for some terms; the weight of "labels" terms is that of the MLM loss."""
+        """Return the objective for some terms; the weights of "labels" terms weight the MLM loss."""
         weight = sum(term.weight for term in terms if term.kind == "labels")
         others = name_terms([term for term in terms if term.kind != "labels"])
         return cls(

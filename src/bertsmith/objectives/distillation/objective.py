@@ -162,7 +162,7 @@ class Distillation(Objective[TaskBatch, DistillationBatch]):
         """Return the sums of each term for a pair."""
         sums = {name: term.sums(pair) for name, term in self.terms_by_name.items()}
         if not any(term.reads_outputs for term in self.terms_by_name.values()):
-            # DDP needs a gradient for every weight: those that no term uses get zeros
+            # DDP needs a gradient for every weight, zeros for weights that no term uses
             name, first = next(iter(sums.items()))
             sums[name] = first._replace(loss=first.loss + 0.0 * pair.student.outputs.sum())
         return sums

@@ -117,16 +117,16 @@ def test_masking_depends_on_seed_and_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"mask": 0.8, "random": 0.3}, "add up to more than 1"),
         ({"mask": 0.0, "random": 0.0}, "mask and random are both 0"),
         ({"max_ngram": 5}, "max_ngram is 5, but unit is 'token'; it needs unit 'ngram'"),
-        ({"draw": "with_replacement", "unit": "word"}, "takes unit 'token' only"),
-        ({"draw": "windows", "rate": 0.6}, "takes rates up to 0.5"),
+        ({"draw": "with_replacement", "unit": "word"}, "but unit is 'word'; allowed: 'token'"),
+        ({"draw": "windows", "rate": 0.6}, "allowed with draw = 'windows': up to 0.5"),
         ({"max_predictions": 0}, "greater than or equal to 1"),
     ],
 )
-def test_invalid_settings_raise(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_settings_raise(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         MaskingConfig(**settings)

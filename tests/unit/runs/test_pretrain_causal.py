@@ -95,7 +95,7 @@ def test_what_cannot_be_causal_is_said_before_anything_is_written(corpus_folder:
     for kind in ("causal_lm", "masked_and_causal"):
         recipe.write_text(to_toml({**settings, "objective": {"kind": kind}}))
         for more in ({"explain": True}, {"data": corpus_folder, "out": tmp_path / "run"}):
-            with pytest.raises(InputError, match="a causal mask_decoder needs a last mixer that knows the places"):
+            with pytest.raises(InputError, match="a causal mask_decoder needs a last mixer that reads the positions"):
                 bertsmith.pretrain(recipe, **more)
     assert not (tmp_path / "run").exists()
 

@@ -174,7 +174,7 @@ def test_the_rate_and_batch_are_those_of_the_fine_tuning(folders: tuple[Path, Pa
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
-    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: different shares"),
+    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: distinct values"),
     "stages out of order": (["stages=['depth', 'width']"], {}, r"stages is \['depth', 'width'\]; allowed: width; "),
     "an unknown stage": (["stages=['heights']"], {}, "stages"),
     "no stage": (["stages=[]"], {}, r"stages is \[\]; allowed"),

@@ -44,7 +44,7 @@ def model_folder(tmp_path: Path) -> Path:
         ),
         (
             ["pretrain", RECIPE, "--explain", "--set", 'objective.masking={draw = "with_replacement", unit = "word"}'],
-            "objective.masking: draw is 'with_replacement' and unit 'word'; that draw takes unit 'token' only",
+            "objective.masking: draw is 'with_replacement', but unit is 'word'; allowed: 'token'",
         ),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=8192"], "micro_tokens 4096 is less than"),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=256"], "the model takes at most 128"),

@@ -61,7 +61,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "wide",
             "objective.kind=replaced_tokens generator.folder={home}/narrow-guesser",
-            "the encoder's embedding width is 16 and its generator's 8; generator.sharing = 'full' needs one",
+            "the encoder's embedding width is 16 and its generator's 8; generator.sharing = 'full' requires equal",
         ),
         (
             "wide",

@@ -98,7 +98,7 @@ def test_missing_shard_raises(
     workers: int, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards are opened on demand; errors of data-loader workers are reported as well."""
-    monkeypatch.setattr(shards, "_SHARDS_OPEN", 1)
+    monkeypatch.setattr(shards, "_MAX_OPEN_SHARDS", 1)
     real = TokenCorpus._open
 
     def open_missing(self: TokenCorpus, index: int, document: int = 0) -> object:

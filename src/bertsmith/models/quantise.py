@@ -1,4 +1,4 @@
-"""A model whose layers round as integers would (layers/quantised.py), from one that does not, and back."""
+"""Convert a model to simulated quantisation (layers/quantised.py) and back."""
 
 import copy
 import re
@@ -25,13 +25,13 @@ from bertsmith.layers.quantised import (
 from bertsmith.models.model import Model
 
 Make = Callable[[str, nn.Module, nn.Module], nn.Module]
-"""What takes the place of a part, from its name, what holds it, and the part itself; that part if it stays."""
+"""Function of a module's name, its parent and the module that returns the replacement, or the module to keep it."""
 
 
 def quantised(model: Model, config: QuantisationConfig) -> Model:
-    """A copy of a model that rounds as the config says; activations from the first batch on that passes in training.
+    """Return a copy with simulated quantisation; activation ranges are initialised by the first training batch.
 
-    Let batches pass under `measuring` to give activations their ranges without training.
+    Run batches under `measuring` to calibrate the ranges without training.
     """
     copied = dequantised(model)
     copied.config = copied.config.changed(quantisation=config)
@@ -40,7 +40,7 @@ def quantised(model: Model, config: QuantisationConfig) -> Model:
 
 
 def dequantised(model: Model) -> Model:
-    """A copy of a model without rounding: the weights are those that were rounded whenever they were used."""
+    """Return a copy without quantisation, with the full-precision weights."""
     copied = copy.deepcopy(model)
     copied.config = copied.config.changed(quantisation=None)
     swap(copied, lambda _, __, part: _plain(part))
@@ -48,21 +48,21 @@ def dequantised(model: Model) -> Model:
 
 
 def make_quantised(model: Model) -> None:
-    """Puts rounding layers in the place of a model's own where its config says so."""
+    """Replace layers by their quantised versions if the config has `quantisation`."""
     config = model.config.quantisation
     if config is None:
         return
-    plain_embeddings = WeightRounding(config, config.embedding_bits)
+    embedding_rounding = WeightRounding(config, config.embedding_bits)
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
         bits = _bits(config, name)
         if isinstance(part, ElasticLinear) and not is_kernel(parent):
-            # queries, keys and values enter products with each other
+            # queries, keys and values are operands of the attention products
             rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
             return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
         if isinstance(part, GroupedLinear) and isinstance(parent, FeedForward):
             return QuantisedGroupedLinear(part, config, bits, units=parent.neurons)
-        return QuantisedRows(plain_embeddings) if isinstance(part, TokenRows) else part
+        return QuantisedRows(embedding_rounding) if isinstance(part, TokenRows) else part
 
     swap(model, make)
     for part in model.modules():
@@ -72,12 +72,12 @@ def make_quantised(model: Model) -> None:
 
 
 def is_kernel(part: nn.Module) -> bool:
-    """Whether the matrix of this part is the taps of a convolution, which multiply no states."""
+    """Whether the module's matrix holds convolution kernels instead of multiplying hidden states."""
     return isinstance(part, FixedKernel | DepthwiseKernel)
 
 
 def swap(model: nn.Module, make: Make) -> None:
-    """Puts what is made of a model's parts into their places; a part that stands in several is made once."""
+    """Replace submodules by the results of `make`, which is called once for a shared module."""
     made: dict[nn.Module, nn.Module] = {}
     for path, parent in list(model.named_modules()):
         for name, part in list(parent.named_children()):
@@ -89,10 +89,10 @@ def swap(model: nn.Module, make: Make) -> None:
 
 @contextmanager
 def measuring(model: Model) -> Iterator[None]:
-    """Inside, every batch that passes adds to the ranges of activations: they are means over these batches alone."""
+    """Calibrate activation ranges: inside the context they become the means over all batches that are run."""
     ranges = [part for part in model.modules() if isinstance(part, Ranges)]
     if not ranges:
-        raise InputError("this model rounds no activations, so there is nothing to measure; quantise it first")
+        raise InputError("this model has no quantised activations to measure; quantise it first")
     was_training = model.training
     for part in ranges:
         part.limits.zero_()
@@ -113,7 +113,7 @@ def _plain(part: nn.Module) -> nn.Module:
 
 
 def _bits(config: QuantisationConfig, name: str) -> int:
-    """The bits of a matrix by where it stands."""
+    """Return the bits of a matrix from its module path."""
     layer = re.match(r"encoder\.blocks\.(\d+)\.", name)
     if config.layer_bits is None or layer is None:
         return config.weight_bits

@@ -28,7 +28,7 @@ from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, name_terms
 from bertsmith.objectives.supervised import Frozen, Supervised
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
@@ -476,8 +476,8 @@ def training_objective(
     encoder = settings.encoder
     task = replace(objective, layer_decay=encoder.layer_decay, frozen=encoder.frozen)
     if settings.distillation is None:
-        return settings.adversarial.applied(task)
-    terms, layers = named(settings.distillation.terms), settings.distillation.layers
+        return settings.adversarial.wrap(task)
+    terms, layers = name_terms(settings.distillation.terms), settings.distillation.layers
     return Distillation(task, terms, teacher=teacher, layer_map=layers)
 
 

@@ -102,7 +102,7 @@ class Trainer:
             if self.is_finished and run.choose == "best" and self.progress.best_step >= 0:
                 load_weights(self.out / "checkpoints", self.progress.best_step, self.model)
         if self.is_finished:
-            self.model = self.train_step.objective.finished(whole_model(self.model, self.train_step.device))
+            self.model = self.train_step.objective.finish(whole_model(self.model, self.train_step.device))
         return self.progress
 
     def close(self, *, is_last: bool = True) -> None:

@@ -154,7 +154,7 @@ def test_invalid_settings_raise(changes: dict, message: str) -> None:
 def test_mask_decoder_is_rejected() -> None:
     data = preset("modern-small").plain()
     data["heads"].append({"kind": "mask_decoder"})
-    with pytest.raises(InputError, match="a mask_decoder needs an encoder whose last mixer can look at other states"):
+    with pytest.raises(InputError, match="a mask_decoder needs an encoder whose last mixer supports cross attention"):
         ModelConfig.parse(data)
 
 

@@ -58,7 +58,7 @@ def test_several_runs_print_data_notices_once(data: Path, tmp_path: Path, capsys
     ("model", "changes", "output"),
     [
         ("bert-tinny", [], "neither a bundled model nor the folder of a model nor a preset; did you mean 'bert-tiny'"),
-        ("bert-tiny", ["head.features.layers=4"], "head.features.layers is 4 .* the encoder has 1 layers"),
+        ("bert-tiny", ["head.features.layers=4"], "head.features.layers is 4 .* at most 1, the encoder's"),
         ("bert-tiny", ["task.class_weights=heavy"], "task.class_weights is 'heavy': input should be"),
     ],
 )

@@ -95,7 +95,7 @@ def test_network_that_cannot_be_causal_raises_before_writing(corpus_folder: Path
     for kind in ("causal_lm", "masked_and_causal"):
         recipe.write_text(to_toml({**settings, "objective": {"kind": kind}}))
         for more in ({"explain": True}, {"data": corpus_folder, "out": tmp_path / "run"}):
-            with pytest.raises(InputError, match="a causal mask_decoder needs a last mixer that knows the places"):
+            with pytest.raises(InputError, match="a causal mask_decoder needs a last mixer that reads the positions"):
                 bertsmith.pretrain(recipe, **more)
     assert not (tmp_path / "run").exists()
 

@@ -229,7 +229,7 @@ def test_fresh_and_dropped_heads_give_notices(folders: dict[str, Path], corpus_f
     trainer = trainer_of(corpus_folder, folders["electra"], MASKED, tmp_path / "run")
     name = str(folders["electra"])
     assert trainer.notices == [
-        f"{name!r} lacks the head masked_tokens: it begins with fresh weights",
+        f"{name!r} lacks the head masked_tokens: it starts with fresh weights",
         f"heads of {name!r} that the objective does not train are left out: replaced_tokens",
     ]
     trainer.close()

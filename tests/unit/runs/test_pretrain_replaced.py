@@ -184,5 +184,5 @@ def test_export_writes_encoder_and_generator(
     assert bertsmith.load(tmp_path / "generator").fill_mask("the smith forges [MASK].", top=1)
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "encoder"), "--out", str(tmp_path / "none"), "--part", "generator"])
-    assert "part is 'generator' and this model has none; allowed: 'encoder'" in capsys.readouterr().err
+    assert "part is 'generator', but this model has none; allowed: 'encoder'" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

@@ -174,7 +174,7 @@ def test_rate_and_batch_default_to_the_fine_tuning(folders: tuple[Path, Path], t
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
-    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: different shares"),
+    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: distinct values"),
     "stages out of order": (["stages=['depth', 'width']"], {}, r"stages is \['depth', 'width'\]; allowed: width; "),
     "an unknown stage": (["stages=['heights']"], {}, "stages"),
     "no stage": (["stages=[]"], {}, r"stages is \[\]; allowed"),
@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "an unknown setting": (["grid.width=[1.0]"], {}, "grid.width"),
     "no data": ([], {"data": None}, "data is not given"),
     "another method": ([], {"method": "elastics"}, "--method is 'elastics'"),
-    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true and sample is None"),
+    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true, but sample is None"),
 }
 
 

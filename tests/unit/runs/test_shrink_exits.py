@@ -168,7 +168,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, monkeypatch: pytes
     [
         ("tagging", [], "the task is of kind 'tagging'"),
         ("regression", ["leave.measure=entropy"], "leave.measure is 'entropy'; allowed for regression: 'patience'"),
-        ("classification", ["exits.layers=[3]"], "allowed: 1 to 2, those below the last"),
+        ("classification", ["exits.layers=[3]"], "allowed: 1 to 2, below the last layer"),
         ("classification", ["leave.thresholds=[2.0]"], "threshold is 2 with probability; allowed: 0 to 1"),
         ("classification", ["exits.layer=[1]"], "exits.layer is not a known setting"),
     ],

@@ -155,10 +155,13 @@ class Model(nn.Module):
         Shape: (texts, width).
         """
         check_texts("encode", texts, batch_size)
+        # texts of similar length share a batch, so that little of it is padding
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
+        batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
         with self.evaluating():
-            vectors = [self._vectors(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
+            vectors = [self._vectors([texts[index] for index in batch], subnet) for batch in batches]
         if vectors:
-            return torch.cat(vectors)
+            return torch.cat(vectors)[torch.tensor(order, device=self.device).argsort()]
         embedders = [head for head in self.heads.values() if isinstance(head, Embedder)]
         width = embedders[0].width if embedders else self.config.encoder.width
         return torch.empty(0, width, device=self.device)
@@ -264,8 +267,11 @@ class Model(nn.Module):
 
 
 def check_texts(caller: str, texts: Sequence[str], batch_size: int) -> None:
-    """Raise InputError if `texts` is not a list or the batch size is not positive."""
+    """Raise InputError if `texts` is not a list of strings or the batch size is not positive."""
     if isinstance(texts, str):
         raise InputError(f"{caller} takes a list of texts, not a string; put it in a list")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"texts[{index}] is a {type(text).__name__}; it must be a string")
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

@@ -222,7 +222,7 @@ def _settings(record: type[Record], prefix: str, defaults: Any) -> Iterator[Sett
 
 
 def _help(record: type[Record], name: str) -> str:
-    """Return the docstring of a field, or the docstring in a base class if the record overrides the field without one."""
+    """Return the docstring of a field, from a base class if the record overrides the field without one."""
     bases = (base for base in record.__mro__ if issubclass(base, Record) and name in base.model_fields)
     return _escape(next((text for base in bases if (text := base.model_fields[name].description)), ""))
 

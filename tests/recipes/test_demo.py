@@ -113,7 +113,7 @@ def test_neighbours_are_nearest_by_embedding(bundled: Path) -> None:
     ("given", "message"),
     [
         ({"model": "nonsense"}, "'nonsense'"),
-        ({"model": "small", "from_scratch": True}, "--model is 'small' with --from-scratch"),
+        ({"model": "small", "from_scratch": True}, "--model is 'small', but --from-scratch"),
         ({"steps": 3}, "--steps is 3, but nothing is pre-trained"),
     ],
 )

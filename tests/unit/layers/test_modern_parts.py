@@ -160,7 +160,7 @@ def test_mask_decoder_is_rejected() -> None:
 
 def test_linear_attention_has_neither_rotary_nor_window() -> None:
     model = bertsmith.build(preset("modern-small", **TINY), seed=0)
-    with pytest.raises(InputError, match=r"convert to 'favor': rotary is 160000\.0, which favor has not"):
+    with pytest.raises(InputError, match=r"convert to 'favor': rotary is 160000\.0, which favor does not support"):
         bertsmith.convert(model, "favor")
 
 

@@ -315,7 +315,7 @@ def _options() -> argparse.Namespace:
         "--clock",
         default="wall",
         choices=["wall", "processor"],
-        help="of --speed; the processor's own is for a busy machine, and fair with one thread only",
+        help="clock of --speed; CPU time suits a busy machine, but is fair with one thread only",
     )
     parser.add_argument("--out", help="write the metrics as JSON")
     return parser.parse_args()

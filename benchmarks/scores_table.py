@@ -78,11 +78,11 @@ def _cut(train_rows: int | None, dev_rows: int | None, epochs: float | None) -> 
 
 def _rates(model: str, own: Mapping[str, Sequence[Line]], best: Mapping[str, Sequence[Line]]) -> str:
     """Describe the learning rates of a model, their layer-wise decay, and which were chosen."""
-    cells = []
+    descriptions = []
     for task, group in best.items():
         tried = sorted({_way(line["settings"]) for line in own[task]})
         others = f" (of {', '.join(tried)})" if len(tried) > 1 else ""
-        cells.append(f"{task} {_way(group[0]['settings'])}{others}")
+        descriptions.append(f"{task} {_way(group[0]['settings'])}{others}")
     is_chosen = any("(of" in part for part in descriptions)
     how = ", chosen task by task by the mean over seeds on dev" if is_chosen else ""
     return f"- {model}: learning rates{how}: {', '.join(descriptions)}"

@@ -168,12 +168,12 @@ def test_curves_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "has no column 'replaced_loss'" in capsys.readouterr().err
 
 
-def test_a_run_that_was_stopped_has_no_figures(
+def test_interrupted_run_returns_no_metrics(
     monkeypatch: pytest.MonkeyPatch, data: Path, model: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Trainer, "_is_asked_to_stop", lambda *_: True)
     out = tmp_path / "scores.jsonl"
     assert carried_out(monkeypatch, scores, model, "--data", data, "--tasks", "STS-B", "--out", out, *SMALL) == 1
     line = json.loads(out.read_text())
-    assert line["error"] == "asked to stop after step 1: no figures"
+    assert line["error"] == "asked to stop after step 1: no metrics"
     assert "metrics" not in line

@@ -3,8 +3,7 @@
 python benchmarks/translation.py --data multi30k --out results                      # train, translate, score
 python benchmarks/translation.py --score results                                    # only score existing translations
 
-Training needs neither sacrebleu nor cyclopts, so it runs on a machine with PyTorch alone; the translations in --out can
-be scored elsewhere.
+Training does not need sacrebleu: the translations in --out can be scored on another machine.
 """
 
 import argparse

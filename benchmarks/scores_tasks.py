@@ -115,7 +115,7 @@ def finetuned(run: Run) -> dict[str, Any]:
         made.trainer.evaluator = None  # the evaluation below equals result.json, in float32
         progress = made.trainer.run()
         if not made.trainer.is_finished:
-            raise InputError(f"asked to stop after step {progress.step}: no metrics")
+            raise InputError(f"stopped after step {progress.step}: no metrics")
         evaluation, _ = made.evaluate()
     is_degenerate = has_constant_answers(data.settings.task, made.judge.examples, made.judge.answers)
     metrics = {

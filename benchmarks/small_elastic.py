@@ -67,14 +67,14 @@ def elastic(run: Run) -> dict[str, Any]:
             run.paths["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
         )
         if not tuned["is_finished"]:
-            raise InputError("asked to stop: no metrics")
+            raise InputError("stopped: no metrics")
         # no checkpoints for resuming, except the best weights, which are read again
         lean = LEAN if record["elastic_settings"]["run.choose"] == "last" else []
         shrunk = bertsmith.shrink(
             folder / "tuned", out=folder / "elastic", set=[*lean, *flags(record["elastic_settings"])], **common
         )
     if "grid" not in shrunk:
-        raise InputError("asked to stop: no metrics")
+        raise InputError("stopped: no metrics")
     grid = [
         {name: member[name] for name in ("width", "depth", "score", "parameters", "flops")} for member in shrunk["grid"]
     ]

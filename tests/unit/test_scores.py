@@ -170,9 +170,9 @@ def test_curves_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_interrupted_run_returns_no_metrics(
     monkeypatch: pytest.MonkeyPatch, data: Path, model: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Trainer, "_is_asked_to_stop", lambda *_: True)
+    monkeypatch.setattr(Trainer, "_is_stop_requested", lambda *_: True)
     out = tmp_path / "scores.jsonl"
     assert carried_out(monkeypatch, scores, model, "--data", data, "--tasks", "STS-B", "--out", out, *SMALL) == 1
     line = json.loads(out.read_text())
-    assert line["error"] == "asked to stop after step 1: no metrics"
+    assert line["error"] == "stopped after step 1: no metrics"
     assert "metrics" not in line

@@ -74,7 +74,7 @@ def test_no_rows_are_added_without_a_model(home: Path, tmp_path: Path) -> None:
 
 
 def test_resumed_run_has_the_same_rows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_SIZE", 400)
+    monkeypatch.setattr(shards, "_SHARD_SIZE", 400)
     work, calls = MaskedWords.candidates, []
 
     def interrupted(self: MaskedWords, passages: Any, *more: Any) -> Any:
@@ -118,7 +118,7 @@ def test_model_is_checked_before_writing(home: Path, tmp_path: Path) -> None:
 def test_explain_counts_augmented_rows(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shrink(home, tmp_path / "out", 'stages=["width","labels"]', "run.epochs=1", explain=True)
     output = " ".join(capsys.readouterr().out.split())
-    assert "augmentation 64 rows become 192 at most" in output
+    assert "augmentation 64 rows become at most 192" in output
     assert "12 steps stage labels" in output
     assert output.endswith("4 steps")
     assert not (tmp_path / "out").exists()

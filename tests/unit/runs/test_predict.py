@@ -183,11 +183,11 @@ def test_file_without_dev_is_split_with_a_notice(tmp_path: Path, capsys: pytest.
         set=[*(f"model.overrides.{name}={size}" for name, size in sizes.items()), "tokenizer.vocabulary=300"],
         device="cpu",
     )
-    result = json.loads((tmp_path / "run" / "result.json").read_text())["data"]
-    assert result["train"]["rows"] + result["dev"]["rows"] == 40
-    assert result["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
+    counts = json.loads((tmp_path / "run" / "result.json").read_text())["data"]
+    assert counts["train"]["rows"] + counts["dev"]["rows"] == 40
+    assert counts["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
     output = " ".join(capsys.readouterr().err.split())
     assert "there is no dev split: 4 rows are held out of 41 for evaluation, stratified by label" in output
-    assert all(" ".join(notice.split()) in output for notice in result["notices"])
+    assert all(" ".join(notice.split()) in output for notice in counts["notices"])
     assert result.predict([""])[0] in ("no", "yes")
     assert bertsmith.evaluate(tmp_path / "run", data=str(tmp_path / "mine.csv"), out=tmp_path / "e")["examples"] == 41

@@ -4,6 +4,8 @@
 
     model = load("served")
     model.predict(["a quiet, lovely film"])
+
+The rest of the package does not import this module.
 """
 
 from bertsmith.runtime.model import OnnxModel, load

@@ -16,6 +16,9 @@ from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
 
+Sharing = Literal["none", "all", "mixer", "feedforward"]
+
+
 class LayerConfig(Record):
     """One block."""
 
@@ -56,7 +59,7 @@ class EncoderConfig(Record):
     """A norm after the last layer; pre-norm encoders need one."""
     relative: RelativeConfig | None = None
     """The table of relative positions that disentangled mixers read."""
-    sharing: Literal["none", "all", "mixer", "feedforward"] = "none"
+    sharing: Sharing = "none"
     """Weights that all layers share: none, all, the mixers, or the feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
     """Run the layers as steps of a Universal Transformer; the paper's model also has `sharing = "all"`."""

@@ -11,7 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
-from bertsmith.models.heads import AnyHead, ExitsConfig, TaskHeadConfig
+from bertsmith.models.heads import AnyHead, ExitsConfig, ReplacedTokensConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -179,6 +179,11 @@ class ModelConfig(Record):
     quantisation: QuantisationConfig | None = None
     """Simulated quantisation of weights and activations to integers of a few bits; None for no quantisation."""
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether every mixer of the encoder is causal."""
+        return all(layer.mixer.is_causal for layer in self.encoder.layers)
+
     def causal(self) -> "ModelConfig":
         """Return the config with every mixer of the encoder causal; raise InputError if one cannot be causal."""
         layers = tuple(layer.changed(mixer=layer.mixer.changed(is_causal=True)) for layer in self.encoder.layers)
@@ -234,6 +239,24 @@ class ModelConfig(Record):
         if "next_token" in kinds and last.embedding_width != last.width:
             widths = f"{last.embedding_width} ≠ {last.width}"
             raise ValueError(f"a next_token head needs an embedding as wide as the hidden states: {widths}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_causal(self) -> "ModelConfig":
+        if not self.is_causal:
+            return self
+        for head in self.heads:
+            pooling = getattr(head, "pooling", None)
+            if pooling in ("first", "pooler") and getattr(head, "recurrent", None) is None:
+                raise ValueError(
+                    f"the {head.kind} head has pooling {pooling!r}, but in a causal encoder the first token sees itself "
+                    "alone, so that every text has the same vector; allowed: 'last', 'mean', or a recurrent layer"
+                )
+            if isinstance(head, ReplacedTokensConfig) and head.adds_first:
+                raise ValueError(
+                    "replaced_tokens.adds_first is true, but in a causal encoder the first token sees itself alone; "
+                    "allowed: false"
+                )
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,6 @@ from bertsmith.models.heads import AnyHead, ExitsConfig, ReplacedTokensConfig, T
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
-
 Sharing = Literal["none", "all", "mixer", "feedforward"]
 
 
@@ -249,8 +248,8 @@ class ModelConfig(Record):
             pooling = getattr(head, "pooling", None)
             if pooling in ("first", "pooler") and getattr(head, "recurrent", None) is None:
                 raise ValueError(
-                    f"the {head.kind} head has pooling {pooling!r}, but in a causal encoder the first token sees itself "
-                    "alone, so that every text has the same vector; allowed: 'last', 'mean', or a recurrent layer"
+                    f"the {head.kind} head has pooling {pooling!r}, but in a causal encoder the first token sees "
+                    "itself alone, so every text has the same vector; allowed: 'last', 'mean', or a recurrent layer"
                 )
             if isinstance(head, ReplacedTokensConfig) and head.adds_first:
                 raise ValueError(

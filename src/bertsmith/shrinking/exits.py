@@ -203,8 +203,8 @@ class ExitHeadsConfig(Record):
     hidden: Activation | Literal["none"] = "tanh"
     """Activation of a hidden layer between the pooled vector and the outputs; "none" for no hidden layer."""
     pooling: Literal["mean", "first", "last", "as_task"] = "mean"
-    """Pooling of the hidden states: their mean, the first or the last token, or as in the task head (the first token if it has a
-    pooler). In low layers the first token carries little information (docs/how-to/exits.md)."""
+    """Pooling of the hidden states: their mean, the first or the last token, or as in the task head (the first token if
+    it has a pooler). In low layers the first token carries little information (docs/how-to/exits.md)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
 

@@ -10,8 +10,8 @@ from bertsmith.checkpoint.hf.deberta import DEBERTA
 from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.heads import PoolerConfig, ReplacedTokensConfig

@@ -1,4 +1,4 @@
-"""Overrides that switch single parts of a preset: terms of the scores, mask decoder, embedding width, rotary, sharing."""
+"""Preset overrides of single parts: terms of the scores, mask decoder, embedding width, rotary positions, sharing."""
 
 from itertools import product
 
@@ -85,7 +85,7 @@ def test_mask_decoder_of_a_derived_generator(has_mask_decoder: bool | None) -> N
 
 
 def test_mask_decoder_of_a_given_generator_is_an_override() -> None:
-    with pytest.raises(ValueError, match="for a preset set overrides.has_mask_decoder"):
+    with pytest.raises(ValueError, match=r"for a preset set overrides\.has_mask_decoder"):
         GeneratorSource(preset="deberta-v3-xsmall-generator", has_mask_decoder=False)
 
 

@@ -14,7 +14,6 @@ from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures, RecurrentConfig
 
-
 Pooling = Literal["pooler", "first", "last", "mean"]
 
 

@@ -50,7 +50,7 @@ def test_left_to_right_classifier_from_pretraining_to_onnx(pretrained: Path, dat
     assert result["score"] > 80  # both labels are equally frequent
     texts = ["the lovely river", "the broken gate and the sad clock"]
     answers = result.predict(texts)
-    with pytest.raises(InputError, match="cannot be exported as a Hugging Face bert: .*pooling"):
+    with pytest.raises(InputError, match=r"cannot be exported as a Hugging Face bert: .*pooling"):
         bertsmith.export(model, tmp_path / "hf", native="always")
     bertsmith.export(model, tmp_path / "onnx", to="onnx", task=tmp_path / "run")
     assert load_runtime(tmp_path / "onnx").predict(texts) == answers
@@ -82,14 +82,11 @@ def test_pooling_of_the_first_token_is_refused_before_anything_is_written(
 
 def test_answer_spans_of_a_causal_encoder(pretrained: Path, tmp_path: Path) -> None:
     """Nothing is pooled there; start scores see no right context, which is what the ablation shows."""
+    words = ["lovely", "broken", "sad", "dark"] * 4
+    answers = [{"text": [word], "answer_start": [4]} for word in words]
     rows = [
-        {
-            "id": str(i),
-            "question": "what?",
-            "context": f"the {word} river",
-            "answers": {"text": [word], "answer_start": [4]},
-        }
-        for i, word in enumerate(["lovely", "broken", "sad", "dark"] * 4)
+        {"id": str(index), "question": "what?", "context": f"the {word} river", "answers": answer}
+        for index, (word, answer) in enumerate(zip(words, answers, strict=True))
     ]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

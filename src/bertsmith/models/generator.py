@@ -52,8 +52,8 @@ def generator_of(
     small = encoder.changed(width=narrow, layers=kept, embedding=embedding)
     is_factorised = small.embedding_width != narrow
     family = _FACTORISED_FAMILIES.get(config.family, config.family) if is_factorised else config.family
-    heads = _generator_heads(config, has_mask_decoder)
-    return config.changed(family=family, encoder=small, heads=heads, generator=None)
+    token_heads = _generator_heads(config, has_mask_decoder)
+    return config.changed(family=family, encoder=small, heads=token_heads, generator=None)
 
 
 def _generator_heads(config: ModelConfig, has_mask_decoder: bool | None) -> tuple[AnyHead, ...]:

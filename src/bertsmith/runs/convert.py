@@ -73,8 +73,9 @@ def convert_model(
 ) -> ConvertResult | StoppedRun:
     """Replace full attention by FAVOR+ (Performer), or back.
 
-    The weights stay, so the conversion is immediate, and prints how far the hidden states moved. A converted model
-    needs further training: --data and --steps continue its pre-training on a corpus by masked language modelling.
+    The weights stay, so the conversion is immediate; the command prints the difference of the hidden states. A
+    converted model needs further training: --data and --steps continue its pre-training on a corpus by masked language
+    modelling.
 
     Parameters
     ----------
@@ -124,16 +125,13 @@ def convert_model(
         changed = _converted_layers(original.config, converted.config)
         if run.is_main:
             print_plain(_describe(to, changed, len(original.config.encoder.layers), difference, compared_on))
-        recovery = None
-        if training is None:
-            if run.is_main:
-                write_model(converted, out)
-                if (folder / TASK_FILE).is_file():
-                    write_task_record(read_task_record(folder), out)
-        else:
-            recovery = _recover(converted, training, run, device)
-            if isinstance(recovery, StoppedRun):
-                return recovery
+        recovery = None if training is None else _recover(converted, training, run, device)
+        if isinstance(recovery, StoppedRun):
+            return recovery
+        if training is None and run.is_main:
+            write_model(converted, out)
+            if (folder / TASK_FILE).is_file():
+                write_task_record(read_task_record(folder), out)
         result = ConvertResult(
             to=to,
             family=converted.config.family,

@@ -1,6 +1,7 @@
 """Preset overrides of single parts: terms of the scores, mask decoder, embedding width, rotary positions, sharing."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.published import PRESETS, overridable
+from bertsmith.recipes import read_recipe
+from bertsmith.runs.pretrain import plain_settings
+from bertsmith.training.pretraining import PretrainSettings
 from bertsmith.training.starting_model import pretraining_config
 
 SIZES = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "max_length": 16, "neurons": 24, "groups": 1}
@@ -148,3 +152,22 @@ def test_sharing_of_every_family(name: str, sharing: str) -> None:
 def test_sharing_of_albert_is_switched_off() -> None:
     blocks = bertsmith.build(tiny("albert-base", sharing="none"), seed=0).encoder.blocks
     assert len({id(block.mixer) for block in blocks}) == 3
+
+
+def test_overrides_in_recipes_and_on_the_command_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\npreset = "deberta-base"\noverrides = { content_to_position = false, has_mask_decoder = false }\n'
+    )
+    flags = ["model.overrides.content_to_position=false", "model.overrides.has_mask_decoder=false"]
+    named = plain_settings("deberta-base:crammed", None, None, flags, None)
+    for plain in (read_recipe(recipe), named):
+        config = PretrainSettings.parse(plain).model.config(100)
+        assert config is not None
+        assert not config.encoder.layers[0].mixer.content_to_position
+        assert [head.kind for head in config.heads] == ["masked_tokens"]
+
+
+def test_misspelt_override_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"content_to_positions is not a known setting; did you mean .*position"):
+        bertsmith.preset("deberta-base", content_to_positions=False)

@@ -3,9 +3,9 @@
     python benchmarks/squad.py MODEL --data squad/v1.1
     python benchmarks/squad.py bert-tiny --data squad/v2.0 --device cpu --rows 200 --set run.epochs=1
 
-MODEL is a model folder, ours or Hugging Face's, or a preset with random weights. The settings are those of BERT's code
-(2 epochs, 3e-5, 384 tokens, stride 128) with a batch of 32; --set changes any of them. Prints one line of JSON per
-seed: the metrics on dev, the seconds of the run and of the predictions on dev.
+MODEL is a model folder, ours or Hugging Face's, or a preset with random weights. The settings are the defaults of
+`finetune` for the model's family and size (`bertsmith finetune … --explain` prints them); --set changes any of them.
+Prints one line of JSON per seed: the metrics on dev, the seconds of the run and of the predictions on dev.
 """
 
 import argparse
@@ -19,24 +19,24 @@ import torch
 import bertsmith
 from bertsmith.text.tables import read_split
 
-SETTINGS = ["sequences.length=384", "batch.examples=32", "optimizer.learning_rate=3e-5", "run.epochs=2"]
 FIGURES = ("f1", "exact", "has_answer_f1", "no_answer_f1", "best_f1", "best_f1_threshold", "seconds", "best_step")
 
 
 def measured(arguments: argparse.Namespace, seed: int) -> dict[str, object]:
     """Return the metrics of one run."""
     parts = [list(read_split(arguments.data, part))[: arguments.rows] for part in ("train", "dev")]
+    # the name of the folder selects defaults, so rows are given only where some are left out
+    source = {"data": arguments.data} if arguments.rows is None else {"train": parts[0], "dev": parts[1]}
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         result = bertsmith.finetune(
             arguments.model,
-            train=parts[0],
-            dev=parts[1],
+            **source,
             task="spans",
             out=Path(folder) / "run",
             device=arguments.device,
             seed=seed,
-            set=[*SETTINGS, *arguments.set],
+            set=arguments.set,
         )
         whole = time.perf_counter() - begun
         begun = time.perf_counter()

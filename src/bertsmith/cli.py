@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": ("bertsmith.runs.evaluate:evaluate", "Score a fine-tuned model on a task."),
     "predict": ("bertsmith.runs.predict:predict", "Predict with a fine-tuned model."),
     "shrink": ("bertsmith.runs.shrink:shrink", "Make a fine-tuned model smaller or elastic."),
+    "convert": ("bertsmith.runs.convert:convert_model", "Replace full attention by FAVOR+ (Performer), or back."),
     "inspect": ("bertsmith.runs.inspect:inspect", "Visualise the attention of a model."),
     "import": ("bertsmith.runs.exchange:import_model", "Convert a Hugging Face model folder to Bertsmith's format."),
     "export": ("bertsmith.runs.exchange:export_model", "Export a model to Hugging Face transformers or ONNX Runtime."),

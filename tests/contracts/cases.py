@@ -86,6 +86,10 @@ MIXER_CASES |= {
     "disentangled v1": DISENTANGLED.model_copy(update={"shares_projections": False, "has_key_bias": False}),
     "disentangled own": DISENTANGLED.model_copy(update={"shares_projections": False, "head_width": 5}),
     "disentangled c2p": DISENTANGLED.model_copy(update={"position_to_content": False}),
+    "disentangled paper": DISENTANGLED.model_copy(update={"position_to_content_row": "paper"}),
+    "disentangled paper causal": DISENTANGLED.model_copy(
+        update={"position_to_content_row": "paper", "is_causal": True, "shares_projections": False}
+    ),
     "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
 }
 ROTARIES = [config.build(WIDTH).rotary for config in MIXER_CASES.values()]

@@ -14,17 +14,26 @@ SIZE = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "max_length": 16
 LENGTHS = [9, 1, 12, 4]
 NETWORKS = {
     "v1": ("deberta-base", {}),
+    "v1 pre-norm": ("deberta-base", {"placement": "pre"}),
     "v2": ("deberta-v2-xlarge", {"max_distance": 9}),
-    "pre-norm": ("disentangled-small", {"max_distance": 9, "embedding_width": 12}),
+    "v2 pre-norm": ("deberta-v2-xlarge", {"max_distance": 9, "placement": "pre"}),
+    "generator": ("disentangled-small", {"max_distance": 9, "embedding_width": 12}),
+    "generator without mixer norm": ("disentangled-small", {"max_distance": 9, "embedding_width": 12}),
 }
+PRE_NORM = [name for name in NETWORKS if name not in ("v1", "v2")]
 
 
-def decoder_model(name: str, steps: int = 1, **changes: object) -> Model:
+def decoder_model(name: str, steps: int = 1, *, is_causal: bool = False, **changes: object) -> Model:
     """Build a random network in float64 whose position table is zero."""
     preset, extra = NETWORKS[name]
     config = bertsmith.preset(preset, **{**SIZE, **extra})
-    if name == "pre-norm":
+    if name.startswith("generator"):
         config = generator_of(config, width=1.0, depth=1.0)
+    if name == "generator without mixer norm":
+        layers = tuple(layer.changed(has_mixer_norm=False) for layer in config.encoder.layers)
+        config = config.changed(encoder=config.encoder.changed(layers=layers))
+    if is_causal:
+        config = config.causal()
     heads = tuple(
         head.changed(steps=steps, **changes) if head.kind == "mask_decoder" else head for head in config.heads
     )
@@ -55,15 +64,51 @@ def test_decoder_without_positions_equals_the_last_layer(name: str, is_causal: b
     torch.manual_seed(0)
     model, tokens = decoder_model(name), torch.randint(0, 40, (sum(LENGTHS),))
     states, last = decoded(model, tokens, is_causal=is_causal, subnet=subnet)
-    # the convolution branch of the first layer is not part of the decoder
     torch.testing.assert_close(states, last, rtol=0, atol=1e-12)
 
 
-def test_pre_norm_decoder_without_norm_differs() -> None:
+@pytest.mark.parametrize("name", NETWORKS)
+def test_decoder_of_a_causal_network_equals_the_last_layer(name: str) -> None:
     torch.manual_seed(0)
-    model, tokens = decoder_model("pre-norm", normalises_memory=False), torch.randint(0, 40, (sum(LENGTHS),))
+    model, tokens = decoder_model(name, is_causal=True), torch.randint(0, 40, (sum(LENGTHS),))
+    states, last = decoded(model, tokens)
+    torch.testing.assert_close(states, last, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["v2", "v2 pre-norm"])
+def test_branch_of_the_last_layer_is_not_part_of_the_decoder(name: str) -> None:
+    """In a network of one layer the branch stands beside the layer that the decoder applies."""
+    torch.manual_seed(0)
+    preset, extra = NETWORKS[name]
+    model = bertsmith.build(bertsmith.preset(preset, **{**SIZE, **extra, "layers": 1}), seed=2).double().eval()
+    decoder = model.heads["mask_decoder"]
+    decoder.config = decoder.config.changed(steps=1)
+    with torch.no_grad():
+        decoder.table.zero_()
+    tokens = torch.randint(0, 40, (sum(LENGTHS),))
     states, last = decoded(model, tokens)
     assert (states - last).abs().max() > 0.1
+    model.encoder.blocks[0].branch = None
+    torch.testing.assert_close(states, decoded(model, tokens)[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PRE_NORM)
+def test_pre_norm_decoder_without_norm_differs(name: str) -> None:
+    torch.manual_seed(0)
+    model, tokens = decoder_model(name, normalises_memory=False), torch.randint(0, 40, (sum(LENGTHS),))
+    states, last = decoded(model, tokens)
+    differs = (states - last).abs().max() > 0.1
+    assert differs == (name != "generator without mixer norm")  # there is no norm to apply
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+def test_post_norm_decoder_is_the_same_with_and_without_norm(name: str) -> None:
+    states = []
+    for normalises in (False, True):
+        torch.manual_seed(0)
+        model, tokens = decoder_model(name, 2, normalises_memory=normalises), torch.randint(0, 40, (sum(LENGTHS),))
+        states.append(decoded(model, tokens)[0])
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

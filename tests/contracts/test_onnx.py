@@ -37,6 +37,7 @@ HEAD_KINDS = {"classifier", "tagger", "spans", "embedder"}
 HEADS: dict[str, tuple[HeadConfig, ...]] = {
     "classifier": (ClassifierConfig(labels=("a", "b", "c"), hidden="gelu"),),
     "classifier of the pooler": (PoolerConfig(), ClassifierConfig(labels=("a", "b"), pooling="pooler")),
+    "classifier of the last token": (ClassifierConfig(labels=("a", "b"), pooling="last"),),
     "regression over layers": (
         ClassifierConfig(labels=("score",), pooling="mean", features=FeaturesConfig(layers=2, combine="weighted")),
     ),
@@ -75,6 +76,7 @@ def _family(name: str) -> Callable[[], Model]:
 CASES: dict[str, tuple[Callable[[], Model], str]] = {
     "attention": (_stack("full", "full in a window", "full rotary with wider values"), "classifier"),
     "causal": (_stack("full rotary in a window, causal", "disentangled causal", "favor causal"), "tagger"),
+    "causal, last token": (_stack("full causal", "span_conv causal"), "classifier of the last token"),
     "disentangled": (_stack("disentangled", "disentangled v1", "disentangled c2p"), "regression over layers"),
     "span_conv": (_stack("span_conv", "span_conv wide, one value"), "spans"),
     "dynamic_conv": (_stack("dynamic_conv", "dynamic_conv depthwise", "dynamic_conv causal"), "embedder"),

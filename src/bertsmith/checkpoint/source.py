@@ -164,6 +164,9 @@ class GeneratorSource(ModelSource):
     except for DeBERTa, whose generators are as wide and half as deep."""
     depth: float | None = Field(default=None, gt=0, le=1)
     """Number of layers as a share of the model's; all of them if only width is given."""
+    has_mask_decoder: bool | None = None
+    """Whether a generator derived from the model's layers has a mask decoder; by default if the model has no absolute
+    positions."""
     sharing: Literal["none", "full", "gradient_disentangled"] | None = None
     """Embedding weights that model and generator share: none, all, or the generator's token vectors without gradient
     (DeBERTa v3). None for the value of the model's folder, else "full"."""
@@ -174,6 +177,11 @@ class GeneratorSource(ModelSource):
     def _check_shares(self) -> "GeneratorSource":
         if self.is_given and (self.width, self.depth) != (None, None):
             raise ValueError("width and depth narrow the model's own layers; allowed: without preset, folder, network")
+        if self.is_given and self.has_mask_decoder is not None:
+            raise ValueError(
+                "has_mask_decoder is a setting of a generator derived from the model's layers; for a preset set "
+                "overrides.has_mask_decoder"
+            )
         if not self.is_given and self.overrides:
             raise ValueError("overrides change a preset or a folder; give one")
         return self

@@ -226,6 +226,16 @@ class SequenceLayout:
             return hidden[:, 0]
         return hidden[self.starts[:-1].clamp(max=hidden.shape[0] - 1).long()]
 
+    def last_tokens(self, hidden: Tensor) -> Tensor:
+        """The states of each sequence's last token: (batch, width). Empty sequences give some other token's."""
+        if self.starts is not None:
+            return hidden[(self.starts[1:] - 1).clamp(min=0).long()]
+        if self.is_token is None:
+            return hidden[:, -1]
+        last = (self.is_token.sum(-1) - 1).clamp(min=0)
+        # (batch, length, width) -> (batch, width)
+        return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
+
     def means(self, hidden: Tensor) -> Tensor:
         """Return the mean hidden state of each sequence: (batch, width), 0 for empty sequences."""
         lengths = self.lengths(hidden.device).clamp(min=1)[:, None]

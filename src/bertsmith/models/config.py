@@ -11,9 +11,11 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
-from bertsmith.models.heads import AnyHead, ExitsConfig, TaskHeadConfig
+from bertsmith.models.heads import AnyHead, ExitsConfig, ReplacedTokensConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
+
+Sharing = Literal["none", "all", "mixer", "feedforward"]
 
 
 class LayerConfig(Record):
@@ -56,7 +58,7 @@ class EncoderConfig(Record):
     """A norm after the last layer; pre-norm encoders need one."""
     relative: RelativeConfig | None = None
     """The table of relative positions that disentangled mixers read."""
-    sharing: Literal["none", "all", "mixer", "feedforward"] = "none"
+    sharing: Sharing = "none"
     """Weights that all layers share: none, all, the mixers, or the feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
     """Run the layers as steps of a Universal Transformer; the paper's model also has `sharing = "all"`."""
@@ -176,6 +178,11 @@ class ModelConfig(Record):
     quantisation: QuantisationConfig | None = None
     """Simulated quantisation of weights and activations to integers of a few bits; None for no quantisation."""
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether every mixer of the encoder is causal."""
+        return all(layer.mixer.is_causal for layer in self.encoder.layers)
+
     def causal(self) -> "ModelConfig":
         """Return the config with every mixer of the encoder causal; raise InputError if one cannot be causal."""
         layers = tuple(layer.changed(mixer=layer.mixer.changed(is_causal=True)) for layer in self.encoder.layers)
@@ -231,6 +238,24 @@ class ModelConfig(Record):
         if "next_token" in kinds and last.embedding_width != last.width:
             widths = f"{last.embedding_width} ≠ {last.width}"
             raise ValueError(f"a next_token head needs an embedding as wide as the hidden states: {widths}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_causal(self) -> "ModelConfig":
+        if not self.is_causal:
+            return self
+        for head in self.heads:
+            pooling = getattr(head, "pooling", None)
+            if pooling in ("first", "pooler") and getattr(head, "recurrent", None) is None:
+                raise ValueError(
+                    f"the {head.kind} head has pooling {pooling!r}, but in a causal encoder the first token sees "
+                    "itself alone, so every text has the same vector; allowed: 'last', 'mean', or a recurrent layer"
+                )
+            if isinstance(head, ReplacedTokensConfig) and head.adds_first:
+                raise ValueError(
+                    "replaced_tokens.adds_first is true, but in a causal encoder the first token sees itself alone; "
+                    "allowed: false"
+                )
         return self
 
     @model_validator(mode="after")

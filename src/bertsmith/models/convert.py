@@ -1,6 +1,7 @@
 """Convert trained models: swap full attention and FAVOR+, factorise the token table, or replace the encoder."""
 
 import copy
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
@@ -19,11 +20,14 @@ _COMMON_SETTINGS = {"heads", "head_width", "value_width", "dropout", "is_causal"
 _FAMILIES = {"favor": {"bert": "performer"}, "full": {"performer": "bert"}}
 
 
-def convert(model: Model, to: Literal["favor", "full"], *, seed: int = 0, **settings: Any) -> Model:
+def convert(
+    model: Model, to: Literal["favor", "full"], *, layers: Collection[int] | None = None, seed: int = 0, **settings: Any
+) -> Model:
     """Return a model with bitwise the same weights, with FAVOR+ instead of full attention or vice versa.
 
     `settings` configure the favor mixer, such as features=512 or feature_map="hyperbolic"; the seed draws its random
-    matrices. Other mixers do not change. A Performer made from a trained model needs further training.
+    matrices. `layers` are the layers of the encoder to convert, counted from 1; None for all, and those of a decoder.
+    Other mixers do not change. A Performer made from a trained model needs further training.
     The family changes between "bert" and "performer", which differ in their attention only; other families, such as
     "electra" or "transformer", do not change.
     """
@@ -33,26 +37,46 @@ def convert(model: Model, to: Literal["favor", "full"], *, seed: int = 0, **sett
     for name in settings:
         if name not in free:
             raise InputError(f"{name} is not a setting of the conversion to {to!r}; {nearest(name, free)}")
+    if layers is not None:
+        _check_layers(model.config, layers)
     try:
-        config = _convert_model(model.config, to, settings)
+        config = _convert_model(model.config, to, settings, layers)
     except InputError as error:
         raise InputError(f"convert to {to!r}: {error}") from None
     if config == model.config:
-        raise InputError(f"convert to {to!r}: this model has no attention to convert")
+        where = "this model has" if layers is None else "these layers have"
+        raise InputError(f"convert to {to!r}: {where} no attention to convert")
     return rebuild(model, config, seed=seed)
 
 
-def _convert_model(config: ModelConfig, to: str, settings: dict[str, Any]) -> ModelConfig:
-    encoder = _convert_stack(config.encoder, to, settings)
+def _check_layers(config: ModelConfig, layers: Collection[int]) -> None:
+    depth = len(config.encoder.layers)
+    if not layers or not set(layers) <= set(range(1, depth + 1)):
+        raise InputError(f"layers is {sorted(layers)}; allowed: some of 1 to {depth}")
+    if config.decoder is not None:
+        raise InputError("layers is given for a model with a decoder; allowed: without a decoder")
+    if config.encoder.shares_mixer and len(set(layers)) < depth:
+        raise InputError("layers is given, but all layers share one mixer; leave it out")
+
+
+def _convert_model(
+    config: ModelConfig, to: str, settings: dict[str, Any], layers: Collection[int] | None
+) -> ModelConfig:
+    encoder = _convert_stack(config.encoder, to, settings, layers)
     decoder = None if config.decoder is None else _convert_stack(config.decoder, to, settings)
     if (encoder, decoder) == (config.encoder, config.decoder):
         return config
     return config.changed(encoder=encoder, decoder=decoder, family=_FAMILIES[to].get(config.family, config.family))
 
 
-def _convert_stack(config: EncoderConfig, to: str, settings: dict[str, Any]) -> EncoderConfig:
+def _convert_stack(
+    config: EncoderConfig, to: str, settings: dict[str, Any], chosen: Collection[int] | None = None
+) -> EncoderConfig:
     layers = []
-    for layer in config.layers:
+    for number, layer in enumerate(config.layers, start=1):
+        if chosen is not None and number not in chosen:
+            layers.append(layer)
+            continue
         cross = None if layer.cross is None else _convert_mixer(layer.cross, to, settings)
         layers.append(layer.changed(mixer=_convert_mixer(layer.mixer, to, settings), cross=cross))
     return config.changed(layers=tuple(layers))

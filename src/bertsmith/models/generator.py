@@ -25,11 +25,17 @@ _FACTORISED_FAMILIES = {"bert": "electra"}
 """Family of a generator whose embedding and layers differ in width."""
 
 
-def generator_of(config: ModelConfig, *, width: float | None = None, depth: float | None = None) -> ModelConfig:
+def generator_of(
+    config: ModelConfig,
+    *,
+    width: float | None = None,
+    depth: float | None = None,
+    has_mask_decoder: bool | None = None,
+) -> ModelConfig:
     """Return the config of a generator: width and number of layers scaled, same embedding.
 
     Heads keep their width, so a quarter of the width is a quarter of the heads, at least one. By default the scales
-    match the family's published generators.
+    match the family's published generators, and it has a mask decoder if the encoder has no absolute positions.
     """
     if width is None and depth is None:
         width, depth = _RELATIVE_SIZES.get(config.family, (0.25, 1.0))
@@ -46,20 +52,21 @@ def generator_of(config: ModelConfig, *, width: float | None = None, depth: floa
     small = encoder.changed(width=narrow, layers=kept, embedding=embedding)
     is_factorised = small.embedding_width != narrow
     family = _FACTORISED_FAMILIES.get(config.family, config.family) if is_factorised else config.family
-    return config.changed(family=family, encoder=small, heads=_generator_heads(config), generator=None)
+    token_heads = _generator_heads(config, has_mask_decoder)
+    return config.changed(family=family, encoder=small, heads=token_heads, generator=None)
 
 
-def _generator_heads(config: ModelConfig) -> tuple[AnyHead, ...]:
+def _generator_heads(config: ModelConfig, has_mask_decoder: bool | None) -> tuple[AnyHead, ...]:
     """Return the model's own masked-token heads, or BERT's, with DeBERTa's mask decoder if it has no positions."""
-    own = tuple(head for head in config.heads if head.kind in ("masked_tokens", "mask_decoder"))
-    if own:
-        return own
+    own = {head.kind: head for head in config.heads if head.kind in ("masked_tokens", "mask_decoder")}
     encoder, embedding = config.encoder, config.encoder.embedding
-    plain = MaskedTokensConfig(epsilon=embedding.epsilon)
-    lacks_positions = embedding.positions == "none" and encoder.layers[-1].mixer.reads_positions
-    if not lacks_positions or encoder.universal is not None:
+    if has_mask_decoder is None:
+        lacks_positions = embedding.positions == "none" and encoder.layers[-1].mixer.reads_positions
+        has_mask_decoder = "mask_decoder" in own if own else lacks_positions and encoder.universal is None
+    plain = own.get("masked_tokens", MaskedTokensConfig(epsilon=embedding.epsilon))
+    if not has_mask_decoder:
         return (plain,)
-    return MaskDecoderConfig(max_length=embedding.max_length), plain
+    return own.get("mask_decoder", MaskDecoderConfig(max_length=embedding.max_length)), plain
 
 
 def _narrow_layer(layer: LayerConfig, width: int, narrow: int) -> LayerConfig:

@@ -1,17 +1,17 @@
 """Every architecture in a few lines; `size.layer` and `size.embedding` default to BERT's."""
 
+from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.halting import HaltingConfig
-from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
-from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (
+    HeadConfig,
     MaskDecoderConfig,
     MaskedTokensConfig,
     NextSentenceConfig,
@@ -46,7 +46,7 @@ def bert(size: Size) -> ModelConfig:
 def electra(size: FactorisedSize) -> ModelConfig:
     """Clark et al. 2020, the discriminator: BERT's encoder on a factorised embedding, one score per token."""
     layer = size.layer(FullConfig(heads=size.heads, dropout=size.dropout))
-    encoder = size.encoder(size.embedding(width=size.embedding_width), *[layer] * size.layers)
+    encoder = size.encoder(size.embedding(), *[layer] * size.layers)
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
@@ -57,54 +57,55 @@ def electra_generator(size: FactorisedSize) -> ModelConfig:
 
 def deberta(size: DebertaSize) -> ModelConfig:
     """He et al. 2021: separate scores for content and relative position, absolute positions in the mask decoder."""
-    mixer = DisentangledConfig(
-        heads=size.heads,
-        shares_projections=False,
-        has_key_bias=False,
-        dropout=size.dropout,
-        position_dropout=size.dropout,
-    )
+    mixer = size.mixer(shares_projections=False, has_key_bias=False)
     layer = size.layer(mixer, norm=size.norm_of(1e-7))
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
-    encoder = size.encoder(embedding, *[layer] * size.layers, relative=RelativeConfig(span=size.span))
-    heads = (MaskDecoderConfig(max_length=size.max_length), MaskedTokensConfig(epsilon=1e-7))
-    return ModelConfig(family="deberta", encoder=encoder, heads=heads)
+    encoder = size.encoder(embedding, *[layer] * size.layers, relative=size.relative())
+    return ModelConfig(family="deberta", encoder=encoder, heads=_deberta_heads(size))
+
+
+def _deberta_heads(size: DebertaSize | BucketSize) -> tuple[HeadConfig, ...]:
+    decoder = (MaskDecoderConfig(max_length=size.max_length),) if size.has_mask_decoder else ()
+    return (*decoder, MaskedTokensConfig(epsilon=1e-7))
 
 
 def deberta_ap(size: DebertaSize) -> ModelConfig:
     """He et al. 2021, appendix A.4: DeBERTa with absolute positions at the input instead of the mask decoder."""
     config = deberta(size)
     encoder = config.encoder.changed(embedding=config.encoder.embedding.changed(positions="learned"))
-    return config.changed(encoder=encoder, heads=config.heads[1:])
+    return config.changed(encoder=encoder)
 
 
 def deberta_v2(size: BucketSize) -> ModelConfig:
     """DeBERTa v2: one projection for content and positions, bucketed distances; also the generators of v3."""
-    mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
-    layer = size.layer(mixer, norm=size.norm_of(1e-7))
+    layer = size.layer(size.mixer(), norm=size.norm_of(1e-7))
     first = (
         layer.changed(branch=BranchConfig(kernel_size=size.kernel_size, dropout=size.dropout))
         if size.kernel_size
         else layer
     )
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
-    relative = RelativeConfig(span=size.span, max_distance=size.max_distance, has_norm=True)
+    relative = size.relative(max_distance=size.max_distance, has_norm=True)
     encoder = size.encoder(embedding, first, *[layer] * (size.layers - 1), relative=relative)
-    heads = (MaskDecoderConfig(max_length=size.max_length), MaskedTokensConfig(epsilon=1e-7))
-    return ModelConfig(family="deberta-v2", encoder=encoder, heads=heads)
+    return ModelConfig(family="deberta-v2", encoder=encoder, heads=_deberta_heads(size))
 
 
 def deberta_v3(size: BucketSize) -> ModelConfig:
     """He et al. 2023, the discriminator: v2's encoder, one score per token, which also reads the first token."""
+    if not size.has_mask_decoder:
+        raise InputError(
+            "has_mask_decoder is false, but the mask decoder of DeBERTa v3 belongs to its generator; override it there "
+            "(generator.preset and generator.overrides.has_mask_decoder, or generator.has_mask_decoder)"
+        )
     return deberta_v2(size).changed(heads=(ReplacedTokensConfig(adds_first=True),))
 
 
 def disentangled(size: DisentangledSize) -> ModelConfig:
     """The bundled model: ELECTRA's shape and objective with DeBERTa's attention, pre-norm."""
-    mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
-    embedding = size.embedding(width=size.embedding_width, positions="none")
-    relative = RelativeConfig(span=size.span, max_distance=size.max_distance, has_norm=True)
-    encoder = size.encoder(embedding, *[size.layer(mixer)] * size.layers, relative=relative)
+    relative = size.relative(max_distance=size.max_distance, has_norm=True)
+    encoder = size.encoder(
+        size.embedding(positions="none"), *[size.layer(size.mixer())] * size.layers, relative=relative
+    )
     return ModelConfig(family="disentangled", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
@@ -118,7 +119,7 @@ def convbert(size: ConvBertSize) -> ModelConfig:
         dropout=size.dropout,
     )
     layer = size.layer(mixer, feedforward=FeedForwardConfig(neurons=4 * size.width, groups=size.groups))
-    encoder = size.encoder(size.embedding(width=size.embedding_width), *[layer] * size.layers)
+    encoder = size.encoder(size.embedding(), *[layer] * size.layers)
     return ModelConfig(family="convbert", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
@@ -146,7 +147,7 @@ def transformer(size: TransformerSize) -> ModelConfig:
     attention = FullConfig(heads=size.heads, head_width=size.head_width, value_width=value_width, dropout=0.0)
     feedforward = FeedForwardConfig(neurons=size.neurons, activation="relu")
     encoder_layer = size.layer(attention, feedforward=feedforward, norm=size.norm_of(1e-5))
-    decoder_layer = encoder_layer.changed(mixer=attention.changed(is_causal=True), cross=attention)
+    decoder_layer = encoder_layer.changed(mixer=encoder_layer.mixer.changed(is_causal=True), cross=attention)
     embedding = size.embedding(positions=size.positions, is_scaled=True, has_norm=False, types=0)
     encoder = size.encoder(embedding, *[encoder_layer] * size.layers)
     decoder = size.encoder(embedding.changed(table="given"), *[decoder_layer] * size.layers)
@@ -157,8 +158,7 @@ def albert(size: FactorisedSize) -> ModelConfig:
     """Lan et al. 2020: one layer applied repeatedly, on a factorised embedding."""
     mixer = FullConfig(heads=size.heads, dropout=size.dropout)
     layer = size.layer(mixer, feedforward=FeedForwardConfig(neurons=4 * size.width, activation="gelu_tanh"))
-    embedding = size.embedding(width=size.embedding_width)
-    encoder = size.encoder(embedding, *[layer] * size.layers, sharing="all")
+    encoder = size.encoder(size.embedding(), *[layer] * size.layers)
     heads = (MaskedTokensConfig(activation="gelu_tanh"), PoolerConfig())
     return ModelConfig(family="albert", encoder=encoder, heads=heads)
 
@@ -168,7 +168,7 @@ def universal(size: UniversalSize) -> ModelConfig:
     layer = size.layer(FullConfig(heads=size.heads, dropout=size.dropout))
     steps = UniversalConfig(halting=HaltingConfig() if size.is_halting else None)
     embedding = size.embedding(positions="none")
-    encoder = size.encoder(embedding, *[layer] * size.layers, sharing="all", universal=steps)
+    encoder = size.encoder(embedding, *[layer] * size.layers, universal=steps)
     return ModelConfig(family="universal", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig()))
 
 
@@ -188,8 +188,8 @@ def performer(size: PerformerSize) -> ModelConfig:
 
 def modern(size: ModernSize) -> ModelConfig:
     """Warner et al. 2024: pre-norm, rotary positions, gated feed-forwards, no biases, mostly local attention."""
-    global_attention = FullConfig(heads=size.heads, dropout=size.dropout, rotary=160_000.0, has_bias=False)
-    local_attention = global_attention.changed(rotary=10_000.0, window=size.window)
+    global_attention = FullConfig(heads=size.heads, dropout=size.dropout, rotary=size.rotary, has_bias=False)
+    local_attention = global_attention.changed(rotary=size.local_rotary, window=size.window)
     norm = NormConfig(placement="pre", kind=size.norm, epsilon=1e-5, has_bias=False)
     gated = FeedForwardConfig(neurons=size.neurons, activation=size.activation, is_gated=True, has_bias=False)
     first = size.layer(global_attention, feedforward=gated, norm=norm, has_mixer_norm=False)

@@ -57,7 +57,7 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "deberta-base": (deberta, DebertaSize(width=768, layers=12, heads=12)),
     "deberta-large": (deberta, DebertaSize(width=1024, layers=24, heads=16)),
     "deberta-xlarge": (deberta, DebertaSize(width=1024, layers=48, heads=16)),
-    "deberta-ap-base": (deberta_ap, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-ap-base": (deberta_ap, DebertaSize(width=768, layers=12, heads=12, has_mask_decoder=False)),
     "deberta-v2-xlarge": (deberta_v2, BucketSize(width=1536, layers=24, heads=24, kernel_size=3)),
     "deberta-v2-xxlarge": (deberta_v2, BucketSize(width=1536, layers=48, heads=24, kernel_size=3)),
     "deberta-v3-xsmall": (deberta_v3, BucketSize(width=384, layers=12, heads=6)),
@@ -116,7 +116,11 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
 
 
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """Return the config of a published size, with overrides such as layers=6 or vocabulary=8000."""
+    """Return the config of a published size.
+
+    Overrides are settings of the size: numbers such as layers=6 or vocabulary=8000, and switches such as
+    content_to_position=False or sharing="all".
+    """
     if name not in PRESETS:
         raise InputError(f"preset is {name!r}; {nearest(name, PRESETS)} (all: {', '.join(PRESETS)})")
     family, size = PRESETS[name]
@@ -125,8 +129,11 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
         return family(changed)
     except ValidationError as error:
         raise InputError(f"preset {name!r}: {explain(ModelConfig, error)}") from None
+    except InputError as error:
+        raise InputError(f"preset {name!r}: {error}") from None
 
 
 def overridable(name: str) -> tuple[str, ...]:
-    """Return the settings of a preset that can be overridden."""
-    return tuple(type(PRESETS[name][1]).model_fields)
+    """Return the settings of a preset that have a value, such as its numbers; those that are None are switched off."""
+    size = PRESETS[name][1]
+    return tuple(field for field in type(size).model_fields if getattr(size, field) is not None)

@@ -4,11 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation, NormConfig, NormKind
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig
-from bertsmith.models.config import EncoderConfig, LayerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig, PositionRow
+from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.positions import RelativeConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig, Sharing
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
 
@@ -30,6 +34,12 @@ class Size(Record):
     placement: Literal["post", "pre"] = "post"
     """Placement of the norms: after the residual sums, as published, or before mixer and feed-forward, with a final
     norm. Deep pre-norm networks learn from context sooner; transformers has no class for them."""
+    embedding_width: Count | None = None
+    """Width of the token vectors, which a matrix maps to the width of the layers; None for the same width."""
+    rotary: float | None = Field(default=None, gt=1)
+    """Base of rotary positions, which replace the absolute ones; 10000 as published. Needs full attention."""
+    sharing: Sharing = "none"
+    """Weights that all layers share (ALBERT): everything, the mixers, the feed-forwards, or none."""
 
     def norm_of(self, epsilon: float = 1e-12) -> NormConfig:
         """Return the settings of a layer's norms."""
@@ -37,10 +47,19 @@ class Size(Record):
 
     def embedding(self, **changes: Any) -> EmbeddingConfig:
         """Return BERT's embedding in this size, with changes."""
-        return EmbeddingConfig(max_length=self.max_length, dropout=self.dropout, **changes)
+        if self.rotary is not None:
+            changes["positions"] = "none"
+        return EmbeddingConfig(width=self.embedding_width, max_length=self.max_length, dropout=self.dropout, **changes)
 
     def layer(self, mixer: MixerConfig, **changes: Any) -> LayerConfig:
         """Return a BERT layer with this mixer and 4 · width neurons, with changes."""
+        if self.rotary is not None:
+            if not isinstance(mixer, FullConfig):
+                raise InputError(
+                    f"rotary is {self.rotary:g}, but the mixers are of kind {mixer.kind!r}; rotary positions need full "
+                    "attention, as in bert-…, electra-…, albert-…, modern-… and transformer-…"
+                )
+            mixer = mixer.changed(rotary=self.rotary)
         feedforward = FeedForwardConfig(neurons=4 * self.width)
         layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=self.dropout, norm=self.norm_of())
         return layer.changed(**changes)
@@ -56,6 +75,7 @@ class Size(Record):
             layers=layers,
             layer_drop=self.layer_drop,
             init_std=self.init_std,
+            sharing=self.sharing,
             **parts,
         )
 
@@ -66,25 +86,60 @@ class FactorisedSize(Size):
     embedding_width: Count
 
 
-class DebertaSize(Size):
+class RelativeSize(Size):
+    """A size with disentangled attention, whose terms can be switched off one by one."""
+
+    span: Count
+    """Half the rows of the relative table."""
+    content_to_position: bool = True
+    """Add the score of the query's content with the key's relative position."""
+    position_to_content: bool = True
+    """Add the score of the query's relative position with the key's content."""
+    position_to_content_row: PositionRow = "code"
+    """Row of the position-to-content score: as in the released code, or as printed in the paper."""
+
+    def mixer(self, **changes: Any) -> DisentangledConfig:
+        """Return DeBERTa v2's attention with the terms of this size, with changes."""
+        config = DisentangledConfig(
+            heads=self.heads,
+            content_to_position=self.content_to_position,
+            position_to_content=self.position_to_content,
+            dropout=self.dropout,
+            position_dropout=self.dropout,
+        )
+        return config.changed(position_to_content_row=self.position_to_content_row, **changes)
+
+    def relative(self, **settings: Any) -> RelativeConfig | None:
+        """Return the settings of the relative table; None if no term reads it."""
+        if not (self.content_to_position or self.position_to_content):
+            return None
+        return RelativeConfig(span=self.span, **settings)
+
+
+class DebertaSize(RelativeSize):
     """A size with relative positions, one table row per distance."""
 
     vocabulary: Count = 50265
     span: Count = 512
+    has_mask_decoder: bool = True
+    """Fill masks with the enhanced mask decoder, which adds absolute positions before the last layer."""
 
 
-class BucketSize(Size):
+class BucketSize(RelativeSize):
     """A size with bucketed relative positions and an optional convolution branch (kernel_size 0: none)."""
 
     vocabulary: Count = 128100
     span: Count = 256
     max_distance: Count = 512
     kernel_size: int = Field(default=0, ge=0)
+    has_mask_decoder: bool = True
+    """Fill masks with the enhanced mask decoder, which adds absolute positions before the last layer."""
 
 
-class DisentangledSize(FactorisedSize):
+class DisentangledSize(RelativeSize):
     """A pre-norm size of ours with bucketed relative positions."""
 
+    embedding_width: Count
     placement: Literal["post", "pre"] = "pre"
     init_std: float = Field(default=0.04, gt=0)
     """0.02 was chosen for a width of 768."""
@@ -128,6 +183,7 @@ class TransformerSize(Size):
 class AlbertSize(FactorisedSize):
     """A size of ALBERT v2: its vocabulary, no dropout."""
 
+    sharing: Sharing = "all"
     embedding_width: Count = 128
     vocabulary: Count = 30000
     dropout: float = 0.0
@@ -137,6 +193,16 @@ class UniversalSize(Size):
     """A size whose `layers` are steps of one layer."""
 
     is_halting: bool = True
+    sharing: Sharing = "all"
+
+    @model_validator(mode="after")
+    def _check_rotary(self) -> "UniversalSize":
+        if self.rotary is not None:
+            raise ValueError(
+                f"rotary is {self.rotary:g}, but the signal of a Universal Transformer adds absolute positions before "
+                "every step; leave rotary out"
+            )
+        return self
 
 
 class PerformerSize(Size):
@@ -152,6 +218,10 @@ class ModernSize(Size):
 
     placement: Literal["pre"] = "pre"
     neurons: Count
+    rotary: float = Field(default=160_000.0, gt=1)
+    """Base of the rotary positions in layers that look everywhere."""
+    local_rotary: float = Field(default=10_000.0, gt=1)
+    """Base of the rotary positions in local layers."""
     activation: Activation = "gelu"
     """"silu" makes the gated feed-forwards SwiGLU."""
     norm: NormKind = "layer"

@@ -3,7 +3,7 @@
 from bertsmith.recipes.parts import Recipe, Table, batch, by_preset, masking, steps
 
 _PAPER: Table = {
-    "sequences.layout": "padded",  # the packed kernel has no attention dropout
+    "sequences.layout": "packed",  # the networks see the same sequences as padded ones, without padding
     "optimizer.betas": [0.9, 0.999],
     "optimizer.epsilon": 1e-6,
     "optimizer.weight_decay": 0.01,

@@ -202,9 +202,9 @@ class ExitHeadsConfig(Record):
     """Layers (counted from 1) that are followed by an exit; empty for all but the last."""
     hidden: Activation | Literal["none"] = "tanh"
     """Activation of a hidden layer between the pooled vector and the outputs; "none" for no hidden layer."""
-    pooling: Literal["mean", "first", "as_task"] = "mean"
-    """Pooling of the hidden states: their mean, the first token, or as in the task head (the first token if it has a
-    pooler). In low layers the first token carries little information (docs/how-to/exits.md)."""
+    pooling: Literal["mean", "first", "last", "as_task"] = "mean"
+    """Pooling of the hidden states: their mean, the first or the last token, or as in the task head (the first token if
+    it has a pooler). In low layers the first token carries little information (docs/how-to/exits.md)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
 
@@ -299,8 +299,8 @@ def with_exits(model: Model, settings: ExitSettings) -> Model:
     return fit_heads(model, model.config.changed(heads=heads), "the model", seed=settings.run.seed)[0]
 
 
-def _pooling(head: SequenceHeadConfig) -> Literal["first", "mean"]:
-    return "mean" if head.pooling == "mean" else "first"
+def _pooling(head: SequenceHeadConfig) -> Literal["first", "last", "mean"]:
+    return "first" if head.pooling == "pooler" else head.pooling
 
 
 def make_exit_trainer(

@@ -60,8 +60,13 @@ def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierCo
     """Return the classification head of the family's paper.
 
     BERT uses its pooler; ELECTRA and ConvBERT the first token; DeBERTa and other models with disentangled attention add
-    a GELU layer; ModernBERT uses mean pooling.
+    a GELU layer; ModernBERT uses mean pooling. Causal encoders use the last token, the only one that sees the text.
     """
+    head = _family_head(model, labels)
+    return head.changed(pooling="last") if model.is_causal and head.pooling != "mean" else head
+
+
+def _family_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
     dropout = model.encoder.embedding.dropout
     if any(head.kind == "pooler" for head in model.heads):
         return ClassifierConfig(labels=labels, pooling="pooler", dropout=dropout)

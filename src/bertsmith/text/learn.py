@@ -23,6 +23,10 @@ Kind = Literal["wordpiece", "bytes", "unigram"]
 # that the text hardly uses
 _COVERAGE = 0.9999
 _SPACE_MARK = "▁"
+MAX_WORD_LETTERS = 1000
+"""Longest word that a learned WordPiece splits; longer ones become [UNK]. Published vocabularies stop at 100 letters,
+too few for proteins. Longest-match search is cubic in the length of a word (about 0.2 s for 1,000 letters), so there is
+a limit; "bytes" and "unigram" have none."""
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 # always in a Unigram vocabulary, so that a literal "<0x41>" in a text does not match a byte token
 _BYTE_TOKEN_LETTERS = "<0x123456789ABCDEF>"
@@ -81,7 +85,9 @@ def _learn_wordpiece(
         if known.issuperset(merged.removeprefix(_SPACE_MARK)):
             tokens[token] = None
     table = {token: index for index, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(table, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_LETTERS)
+    )
     backend.normalizer = normalizer
     backend.pre_tokenizer = splitter
     backend.decoder = decoders.WordPiece(prefix="##")

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from accelerate import PartialState
@@ -22,7 +22,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops
-from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
+from bertsmith.models.heads import HeadConfig, Pooling, SequenceHeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
@@ -68,8 +68,9 @@ class HeadChoice(Record):
 
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """None for the model's."""
-    pooling: Literal["pooler", "first", "mean"] | None = None
-    """For heads on whole texts: the vector of a text. None for the family's default."""
+    pooling: Pooling | None = None
+    """For heads on whole texts: the vector of a text. None for the family's default, in causal encoders the last
+    token's."""
     hidden: Activation | None = None
     """For classification and regression: the activation of a layer between that vector and the scores, such as the
     "gelu" of transformers' ELECTRA and ConvBERT classes. None for the family's default."""
@@ -92,7 +93,7 @@ class HeadChoice(Record):
             if self.pooling == "pooler":
                 raise InputError(
                     "head.pooling is 'pooler', but hidden states of several layers are concatenated or pass a BiLSTM; "
-                    "use 'first' or 'mean'"
+                    "use 'first', 'last' or 'mean'"
                 )
             changes["pooling"] = self.pooling or "mean"
         return head.changed(**changes)

@@ -144,10 +144,12 @@ def _generator_config(
 ) -> ModelConfig:
     """Return the config of the given generator, the published one, or one derived from the model's config."""
     given, published = generator.config(vocabulary), f"{model.preset}-generator"
-    is_derived = generator.width is not None or generator.depth is not None
+    is_derived = (generator.width, generator.depth, generator.has_mask_decoder) != (None, None, None)
     if given is None and not is_derived and published in PRESETS and set(model.overrides) <= _SHARED_OVERRIDES:
         return preset(published, **{"vocabulary": vocabulary, **model.overrides})
-    return given or generator_of(config, width=generator.width, depth=generator.depth)
+    return given or generator_of(
+        config, width=generator.width, depth=generator.depth, has_mask_decoder=generator.has_mask_decoder
+    )
 
 
 def _check_sharing(own: GeneratorConfig, generator: GeneratorSource, model: ModelSource) -> None:

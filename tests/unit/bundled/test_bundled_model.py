@@ -10,6 +10,8 @@ import torch
 import bertsmith
 from bertsmith.bundled import FOLDERS, NAMES
 from bertsmith.checkpoint.files import read_tensors
+from bertsmith.models.build import rebuild
+from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
@@ -80,6 +82,23 @@ def test_masks_are_filled_with_words(model: Model) -> None:
     assert len(best) == 5
     assert best[0][1] > 0.02  # untrained weights give all tokens similar probabilities
     assert not {token for token, _ in best} & {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+
+
+def test_mask_decoder_runs_as_it_was_trained(model: Model) -> None:
+    """The generator was trained with keys and values that are not normalised; the norm raises its loss."""
+    generator = model.generator
+    assert generator is not None
+    (decoder,) = (head for head in generator.config.heads if isinstance(head, MaskDecoderConfig))
+    assert not decoder.normalises_memory
+    assert generator.config.encoder.layers[-1].norm.placement == "pre"
+    (best,) = model.fill_mask("The capital of France is [MASK].")
+    heads = tuple(
+        head.changed(normalises_memory=True) if head.kind == "mask_decoder" else head for head in generator.config.heads
+    )
+    changed = rebuild(generator, generator.config.changed(heads=heads)).eval()
+    changed.tokenizer = model.tokenizer
+    (other,) = changed.fill_mask("The capital of France is [MASK].")
+    assert [probability for _, probability in best] != pytest.approx([probability for _, probability in other], rel=0.1)
 
 
 def test_loading_and_saving_is_bit_exact(folder: Path, model: Model, tmp_path: Path) -> None:

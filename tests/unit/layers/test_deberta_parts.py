@@ -6,10 +6,12 @@ from torch.nn.functional import conv1d, gelu, layer_norm
 
 import bertsmith
 from bertsmith import SequenceLayout
+from bertsmith.checkpoint.hf.deberta import DEBERTA
 from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.heads import PoolerConfig, ReplacedTokensConfig
@@ -105,3 +107,36 @@ def test_pooler_applies_its_activation() -> None:
     pooler = randomised(PoolerConfig(activation="gelu").build(WIDTH, WIDTH, 9))
     first = torch.randn(2, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(pooler(first), gelu(first @ pooler.project.weight.T + pooler.project.bias))
+
+
+@pytest.mark.parametrize("shares_projections", [True, False])
+def test_position_to_content_row_of_the_paper(shares_projections: bool) -> None:
+    """The score of query i and key j has the row of j − i: the released formula on the reversed sequence, transposed.
+
+    Reversing a sequence negates every offset. So with content-to-position off, the released scores of the reversed
+    sequence are the printed scores of the sequence.
+    """
+    lengths, table = [11], RelativeConfig(span=4, max_distance=9).build(WIDTH)
+    _, layout = layouts(lengths, 11)
+    context = ForwardContext(layout, relative_positions=randomised(table)())
+    hidden = torch.randn(11, WIDTH, dtype=torch.float64)
+    config = DisentangledConfig(heads=2, content_to_position=False, shares_projections=shares_projections)
+    released = randomised(config.build(WIDTH))
+    printed = config.changed(position_to_content_row="paper").build(WIDTH).double().eval()
+    printed.load_state_dict(released.state_dict())
+    torch.testing.assert_close(printed(hidden, context), released(hidden.flip(0), context).flip(0), rtol=0, atol=1e-12)
+    scores = released.scores(hidden.flip(0), context).flip(-1, -2)
+    torch.testing.assert_close(printed.scores(hidden, context), scores, rtol=0, atol=1e-12)
+    assert (printed(hidden, context) - released(hidden, context)).abs().max() > 0.05
+
+
+def test_position_to_content_row_needs_its_term() -> None:
+    with pytest.raises(InputError, match="position_to_content_row is 'paper', but position_to_content is false"):
+        DisentangledConfig(heads=2).changed(position_to_content_row="paper", position_to_content=False)
+
+
+def test_native_export_refuses_the_row_of_the_paper() -> None:
+    sizes = {"width": 8, "layers": 1, "heads": 2, "vocabulary": 40, "max_length": 16, "span": 4}
+    config = bertsmith.preset("deberta-base", **sizes, position_to_content_row="paper")
+    with pytest.raises(InputError, match="its position_to_content_row is 'paper', not 'code'"):
+        DEBERTA.write_config(config)

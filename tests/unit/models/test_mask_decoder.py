@@ -17,7 +17,11 @@ from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
 SIZE = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "max_length": 16, "span": 5, "init_std": 0.4}
-PRESETS = {"v1": ("deberta-base", {}), "v2": ("deberta-v2-xlarge", {"max_distance": 9})}
+PRESETS = {
+    "v1": ("deberta-base", {}),
+    "v2": ("deberta-v2-xlarge", {"max_distance": 9}),
+    "v2 pre-norm": ("deberta-v2-xlarge", {"max_distance": 9, "placement": "pre"}),
+}
 LENGTHS = [9, 1, 12, 4]
 
 
@@ -38,8 +42,13 @@ def norm(part: torch.nn.Module, hidden: Tensor) -> Tensor:
 def plain_layer(
     block: Block, states: Tensor, query_states: Tensor, vectors: Tensor, slots: Tensor, *, is_causal: bool
 ) -> Tensor:
-    """Apply one layer to one sequence (length, width) as the official code does: the residual is on the queries."""
-    mixer, d = block.mixer, block.mixer.head_width
+    """Apply one layer to one sequence (length, width) as the official code does: the residual is on the queries.
+
+    In a pre-norm layer queries, keys and values are computed from normalised hidden states.
+    """
+    mixer, d, residual = block.mixer, block.mixer.head_width, query_states
+    if block.is_pre_norm:
+        states, query_states = (norm(block.mixer_norm, hidden) for hidden in (states, query_states))
     weights, biases = mixer.project.prefix(None, None)
     (wq, wk, wv), (bq, bk, bv) = weights.chunk(3), biases.chunk(3)
     query, key, value = linear(query_states, wq, bq), linear(states, wk, bk), linear(states, wv, bv)
@@ -58,10 +67,11 @@ def plain_layer(
             scores = scores.masked_fill(position[:, None] < position, -torch.inf)
         mixed.append(scores.softmax(-1) @ v)
     mixed = linear(torch.cat(mixed, -1), mixer.output.weight, mixer.output.bias)
-    hidden = norm(block.mixer_norm, query_states + mixed)
+    hidden = residual + mixed if block.is_pre_norm else norm(block.mixer_norm, residual + mixed)
     expand, contract = block.feedforward.expand, block.feedforward.contract
-    inner = linear(gelu(linear(hidden, expand.weight, expand.bias)), contract.weight, contract.bias)
-    return norm(block.feedforward_norm, hidden + inner)
+    entering = norm(block.feedforward_norm, hidden) if block.is_pre_norm else hidden
+    inner = linear(gelu(linear(entering, expand.weight, expand.bias)), contract.weight, contract.bias)
+    return hidden + inner if block.is_pre_norm else norm(block.feedforward_norm, hidden + inner)
 
 
 def official(model: Model, tokens: Tensor, *, is_causal: bool = False) -> Tensor:
@@ -82,7 +92,7 @@ def official(model: Model, tokens: Tensor, *, is_causal: bool = False) -> Tensor
     z = hidden + model.head("mask_decoder").table[: len(tokens)]
     for _ in range(2):
         z = plain_layer(encoder.blocks[-1], hidden, z, vectors, encoder.relative.slots, is_causal=is_causal)
-    return z
+    return norm(encoder.final_norm, z) if encoder.blocks[-1].is_pre_norm else z
 
 
 def items() -> list[Tensor]:

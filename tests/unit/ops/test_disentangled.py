@@ -15,6 +15,7 @@ from bertsmith.ops.disentangled import (
     disentangled,
     disentangled_terms,
     linear_slots,
+    mirrored_rows,
 )
 
 HEADS, WIDTH = 2, 4
@@ -46,9 +47,19 @@ def relative(slots: Tensor, positions: Tensor | None = None) -> RelativePosition
 
 
 def attention_loop(
-    query: Tensor, key: Tensor, value: Tensor, position_key: Tensor | None, position_query: Tensor | None, slots: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    slots: Tensor,
+    *,
+    as_printed: bool = False,
 ) -> Tensor:
-    """Return the output of one sequence, computed element by element from the formula."""
+    """Return the output of one sequence, computed element by element from the formula.
+
+    The formula printed in the paper has the row of j − i in the position-to-content term.
+    """
     reach, mixed = len(slots) // 2, torch.zeros_like(query)
     terms = 1 + (position_key is not None) + (position_query is not None)
     for head in range(HEADS):
@@ -60,10 +71,48 @@ def attention_loop(
                 if position_key is not None:
                     score = score + query[i, head] @ position_key[row, head]
                 if position_query is not None:
+                    offset = j - i if as_printed else i - j
+                    row = slots[max(-reach, min(reach, offset)) + reach]
                     score = score + key[j, head] @ position_query[row, head]
                 scores.append(score / math.sqrt(terms * WIDTH))
             mixed[i, head] = torch.stack(scores).softmax(0) @ value[:, head]
     return mixed
+
+
+@pytest.mark.parametrize("slots", [*SLOTS.values(), bucket_slots(4, 9, clamps_distance=False)], ids=str)
+@pytest.mark.parametrize("terms", [(True, True), (False, True)])
+@pytest.mark.parametrize("backend", [*GENERAL_BACKENDS, "blocks", "grouped"])
+def test_mirrored_rows_give_the_formula_of_the_paper(slots: Tensor, terms: tuple[bool, bool], backend: str) -> None:
+    lengths = [13, 1, 6]
+    layout = packed(lengths)
+    query, key, value = (states(sum(lengths)) for _ in range(3))
+    position_key, position_query = tables(terms, slots)
+    if backend == "blocks":  # it computes no gradients
+        query, key, value = (tensor.detach() for tensor in (query, key, value))
+        position_key, position_query = (
+            None if table is None else table.detach() for table in (position_key, position_query)
+        )
+    expected = torch.cat(
+        [
+            attention_loop(*parts, position_key, position_query, slots, as_printed=True)
+            for parts in zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True)
+        ]
+    )
+    rows = mirrored_rows(position_key, position_query, slots)
+    by_offset = relative(slots).by_offset()
+    actual = disentangled(query, key, value, *rows, layout, by_offset, backend=backend)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    as_released = disentangled(query, key, value, position_key, position_query, layout, relative(slots))
+    assert (actual - as_released).abs().max() > 0.05
+    if actual.requires_grad:
+        inputs = [tensor for tensor in (query, key, value, position_key, position_query) if tensor is not None]
+        weights = torch.randn_like(actual)
+        for own, theirs in zip(
+            torch.autograd.grad((actual * weights).sum(), inputs),
+            torch.autograd.grad((expected * weights).sum(), inputs),
+            strict=True,
+        ):
+            torch.testing.assert_close(own, theirs, rtol=0, atol=1e-12)
 
 
 def test_buckets_match_published_values() -> None:

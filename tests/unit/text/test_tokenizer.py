@@ -4,13 +4,14 @@ import json
 import pickle
 import random
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
 from bertsmith.errors import InputError
-from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.learn import MAX_WORD_LETTERS, learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_cache import WordCache
 
@@ -270,3 +271,25 @@ def test_lowercase_is_optional():
 def test_invalid_settings_raise(documents, kind, vocabulary, message):
     with pytest.raises(InputError, match=message):
         learn_tokenizer(documents, kind, vocabulary, progress=False)
+
+
+def test_learned_wordpiece_splits_a_protein_of_300_letters() -> None:
+    letters = "ACDEFGHIKLMNPQRSTVWY"
+    draw = random.Random(0)
+    proteins = ["".join(draw.choices(letters, k=300)) for _ in range(20)]
+    tokenizer = learn_tokenizer(proteins, "wordpiece", 200, lowercase=False, progress=False)
+    (ids,) = tokenizer.encode_plain(proteins[:1])
+    tokens = tokenizer.tokens(ids)
+    assert "[UNK]" not in tokens
+    assert "".join(token.removeprefix("##") for token in tokens) == proteins[0]
+    (too_long,) = tokenizer.encode_plain(["A" * (MAX_WORD_LETTERS + 1)])
+    assert tokenizer.tokens(too_long) == ["[UNK]"]
+
+
+def test_imported_vocabulary_keeps_the_published_limit(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##a"]) + "\n")
+    tokenizer = Tokenizer.load(tmp_path)
+    lengths = {100: ["a"] + ["##a"] * 99, 101: ["[UNK]"]}
+    for length, expected in lengths.items():
+        (ids,) = tokenizer.encode_plain(["a" * length])
+        assert tokenizer.tokens(ids) == expected

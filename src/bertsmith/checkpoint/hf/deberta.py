@@ -9,6 +9,7 @@ from bertsmith.checkpoint.hf.adapter import (
     HfSettings,
     first_mixer,
     missing_head_remark,
+    not_exportable,
     read_encoder,
     read_heads,
     write_activation,
@@ -142,6 +143,7 @@ def _read(data: HfConfig, parts: frozenset[str], family: str) -> ModelConfig:
         heads=data.required("num_attention_heads"),
         content_to_position="c2p" in terms,
         position_to_content="p2c" in terms,
+        position_to_content_row="code",
         shares_projections=family == V2 and bool(data.get("share_att_key", False)),
         has_key_bias=family == V2,
         dropout=float(data["attention_probs_dropout_prob"]),
@@ -210,6 +212,9 @@ def _relative(data: HfConfig, family: str) -> RelativeConfig | None:
 def _write(config: ModelConfig) -> HfSettings:
     encoder = config.encoder
     mixer = first_mixer(encoder, DisentangledConfig, config.family)
+    if mixer.position_to_content_row != "code":
+        row_name = mixer.position_to_content_row
+        raise not_exportable(config.family, f"its position_to_content_row is {row_name!r}, not 'code'")
     relative, branch = encoder.relative, encoder.layers[0].branch
     heads = {head.kind: head for head in config.heads}
     data = {

@@ -231,6 +231,8 @@ def sentence_refusal(head: HeadConfig) -> str | None:
     assert isinstance(head, EmbedderConfig)
     if head.pooling == "pooler":
         return "sentence-transformers cannot use a model's pooler"
+    if head.pooling == "last":
+        return "the embedder pools the last token, which the export to sentence-transformers does not support"
     if head.features != FeaturesConfig() or head.recurrent is not None:
         return "sentence-transformers reads the last hidden states only, and the embedder reads others"
     if head.projection is not None:

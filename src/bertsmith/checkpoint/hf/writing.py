@@ -129,6 +129,8 @@ def native_export(model: Model, task_kind: str | None = None) -> NativeExport:
 
 def _candidate_heads(adapter: FamilyAdapter, own: HeadConfig, task_kind: str | None) -> list[HeadAdapter]:
     """Return the adapters that may fit a head, those with its use of the pooler first."""
+    if own.kind == "classifier" and getattr(own, "pooling", None) == "last":
+        raise not_exportable(adapter.model_type, "pooling is 'last', and no class of transformers classifies that way")
     for_choices = is_choice(own, task_kind)
     heads = [head for head in adapter.task_heads if head.kind == own.kind and head.is_choice == for_choices]
     if not heads:
@@ -157,6 +159,8 @@ def _check_round_trip(model: Model, adapter: FamilyAdapter, head: HeadAdapter | 
         difference = first_difference(config, read_config(adapter, HfConfig(settings), parts, head))
     except ValidationError as error:
         difference = explain(ModelConfig, error)
+    except InputError as error:  # a head that the network cannot have there
+        difference = str(error)
     if difference:
         raise not_exportable(adapter.model_type, difference)
     native = NativeExport(adapter, parts, head, settings)

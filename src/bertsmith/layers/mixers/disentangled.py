@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import dropout
 
@@ -20,10 +20,12 @@ from bertsmith.ops.disentangled import (
     disentangled,
     disentangled_scores,
     disentangled_terms,
+    mirrored_rows,
 )
 from bertsmith.ops.dispatch import resolve_backend
 
 Pair = tuple[Tensor | None, Tensor | None]
+PositionRow = Literal["code", "paper"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class PositionTerms:
     position_to_content: bool
     shares_projections: bool
     dropout: float
+    row: PositionRow = "code"
 
 
 class DisentangledConfig(MixerConfig):
@@ -44,12 +47,21 @@ class DisentangledConfig(MixerConfig):
     """Add the score of the query's content with the key's relative position."""
     position_to_content: bool = True
     """Add the score of the query's relative position with the key's content."""
+    position_to_content_row: PositionRow = "code"
+    """Row of the relative table in the position-to-content score: that of query − key, as in the released code and
+    weights, or that of key − query, as printed in the paper (He et al. 2021, equation 4)."""
     shares_projections: bool = True
     """Project positions with the content's matrices (v2, v3) instead of their own (v1)."""
     has_key_bias: bool = True
     """Biases of the key projections of content and positions; False for v1."""
     position_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout on the relative table, independent in every layer."""
+
+    @model_validator(mode="after")
+    def _check_row(self) -> "DisentangledConfig":
+        if self.position_to_content_row == "paper" and not self.position_to_content:
+            raise ValueError("position_to_content_row is 'paper', but position_to_content is false; allowed: 'code'")
+        return self
 
     @property
     def reads_memory(self) -> bool:
@@ -66,7 +78,11 @@ class DisentangledConfig(MixerConfig):
             self.heads,
             self.resolved_head_width(width),
             PositionTerms(
-                self.content_to_position, self.position_to_content, self.shares_projections, self.position_dropout
+                self.content_to_position,
+                self.position_to_content,
+                self.shares_projections,
+                self.position_dropout,
+                self.position_to_content_row,
             ),
             has_key_bias=self.has_key_bias,
             dropout=self.dropout,
@@ -120,7 +136,7 @@ class DisentangledAttention(QueryKeyValueMixer):
             key,
             *self._positions(context),
             context.layout,
-            context.relative_positions,
+            self._relative(context.relative_positions),
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
         )
@@ -132,7 +148,7 @@ class DisentangledAttention(QueryKeyValueMixer):
             key,
             *self._positions(context),
             context.layout,
-            context.relative_positions,
+            self._relative(context.relative_positions),
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
         )
@@ -171,7 +187,7 @@ class DisentangledAttention(QueryKeyValueMixer):
             value,
             *self._positions(context),
             layout,
-            relative,
+            self._relative(relative),
             key_layout=key_layout,
             is_causal=is_causal,
             dropout=self.dropout if self.training else 0.0,
@@ -189,14 +205,19 @@ class DisentangledAttention(QueryKeyValueMixer):
             return None, None
         if context.relative_positions is None:
             raise InputError("a disentangled mixer needs a relative position table; set encoder.relative")
-        vectors = context.relative_positions.vectors
+        relative = context.relative_positions
+        vectors = relative.vectors
         layers = [layer for layer in (self.project, self.position_key, self.position_query) if layer is not None]
         weights = [parameter for layer in layers for parameter in layer.parameters()]
         settings = (context.keep_heads, autocast_dtype(vectors))
-        return self.cache([vectors, *weights], settings, lambda: self._project_positions(vectors, context.keep_heads))
+        return self.cache([vectors, *weights], settings, lambda: self._project_positions(relative, context.keep_heads))
 
-    def _project_positions(self, vectors: Tensor, keep: int | None) -> Pair:
-        vectors = dropout(vectors, self.terms.dropout, self.training)
+    def _relative(self, relative: RelativePositions | None) -> RelativePositions | None:
+        """Return the indices of the rows that `_positions` returns."""
+        return relative if relative is None or self.terms.row == "code" else relative.by_offset()
+
+    def _project_positions(self, relative: RelativePositions, keep: int | None) -> Pair:
+        vectors = dropout(relative.vectors, self.terms.dropout, self.training)
 
         def by_head(layer: ElasticLinear | None, part: slice) -> Tensor:
             projected = (
@@ -208,4 +229,4 @@ class DisentangledAttention(QueryKeyValueMixer):
 
         key = by_head(self.position_key, KEY) if self.terms.content_to_position else None
         query = by_head(self.position_query, QUERY) if self.terms.position_to_content else None
-        return key, query
+        return (key, query) if self.terms.row == "code" else mirrored_rows(key, query, relative.slots)

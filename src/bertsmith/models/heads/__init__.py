@@ -14,7 +14,7 @@ from bertsmith.models.heads.pretraining import (
     ReplacedTokensConfig,
     TeacherWidthConfig,
 )
-from bertsmith.models.heads.task import TASK_HEADS, SequenceHeadConfig, TaskHead, TaskHeadConfig
+from bertsmith.models.heads.task import TASK_HEADS, Pooling, SequenceHeadConfig, TaskHead, TaskHeadConfig
 from bertsmith.settings import ByKind
 
 HEADS: dict[str, type[HeadConfig]] = {
@@ -43,6 +43,7 @@ __all__ = [
     "NextSentenceConfig",
     "NextTokenConfig",
     "PoolerConfig",
+    "Pooling",
     "ReplacedTokensConfig",
     "SequenceHeadConfig",
     "TaskHead",

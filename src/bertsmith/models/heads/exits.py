@@ -49,8 +49,8 @@ class ExitsConfig(HeadConfig):
     """Meaning of the outputs."""
     yes_from: float = Field(default=0.5, gt=0, lt=1)
     """Probability from which a label is predicted, for answer = "labels"."""
-    pooling: Literal["first", "mean"] = "first"
-    """Vector of a sequence: the first token's hidden state, or the mean of all tokens."""
+    pooling: Literal["first", "last", "mean"] = "first"
+    """Vector of a sequence: the hidden state of the first or last token, or the mean of all tokens."""
     hidden: Activation | None = None
     """Activation of a hidden layer between that vector and the scores; None for no hidden layer."""
     dropout: float = Field(default=0.1, ge=0, lt=1)

@@ -14,6 +14,8 @@ from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures, RecurrentConfig
 
+Pooling = Literal["pooler", "first", "last", "mean"]
+
 
 class TaskHeadConfig(HeadConfig):
     """Settings of every task head."""
@@ -33,8 +35,9 @@ class TaskHeadConfig(HeadConfig):
 class SequenceHeadConfig(TaskHeadConfig):
     """Settings of heads with one output per sequence."""
 
-    pooling: Literal["pooler", "first", "mean"] = "first"
-    """Vector of a sequence: the pooler's output, the first token's hidden state, or the mean of all tokens."""
+    pooling: Pooling = "first"
+    """Vector of a sequence: the pooler's output, the hidden state of the first or last token, or the mean of all
+    tokens. In a causal encoder the first token sees itself alone, so its heads use the last token or the mean."""
 
 
 class ClassifierConfig(SequenceHeadConfig):
@@ -75,7 +78,7 @@ class EmbedderConfig(SequenceHeadConfig):
 
     kind: Literal["embedder"] = "embedder"
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    pooling: Literal["pooler", "first", "mean"] = "mean"
+    pooling: Pooling = "mean"
     projection: int | None = Field(default=None, gt=0)
     """Width of a learned projection of that vector, for a frozen encoder; None for no projection."""
     is_normalised: bool = True
@@ -178,10 +181,12 @@ def pooled(hidden_states: Tensor, layout: SequenceLayout, pooling: str, pooler: 
     """Return one vector per sequence: (batch, width)."""
     if pooling == "mean":
         return layout.means(hidden_states)
+    if pooling == "last":
+        return layout.last_tokens(hidden_states)
     first = layout.first_tokens(hidden_states)
     if pooling == "first":
         return first
     if pooler is None:
-        raise InputError("pooling is 'pooler', but the model has no pooler head; allowed: first, mean")
+        raise InputError("pooling is 'pooler', but the model has no pooler head; allowed: first, last, mean")
     vectors: Tensor = pooler(first)
     return vectors

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.disentangled import blocks, fused, grouped, products, reference, sdpa
-from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
+from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots, mirrored_rows
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
@@ -16,6 +16,7 @@ __all__ = [
     "disentangled_scores",
     "disentangled_terms",
     "linear_slots",
+    "mirrored_rows",
 ]
 
 BACKENDS: Implementations[DisentangledInputs] = {

@@ -1,6 +1,6 @@
 """The row of a relative position table for every offset, computed once on the CPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,23 @@ class RelativePositions:
     query_positions: Tensor | None = None
     are_distinct: bool = False
     """Queries of a sequence have distinct positions, all of which are positions of keys; kernels rely on it."""
+
+    def by_offset(self) -> "RelativePositions":
+        """Return the indices of tables that have one row per offset (`mirrored_rows`)."""
+        return replace(self, slots=torch.arange(self.slots.shape[0], device=self.slots.device))
+
+
+def mirrored_rows(
+    position_key: Tensor | None, position_query: Tensor | None, slots: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return tables of one row per offset, whose queries have the row of the negated offset.
+
+    With them every implementation computes the position-to-content score with the row of key − query, as printed in
+    the paper. Reversing the rows of the table itself would be wrong: its first and last row are not mirror images.
+    Shape: position_key, position_query (rows, heads, head_width) -> (offsets, heads, head_width) each.
+    """
+    key = None if position_key is None else position_key[slots]
+    return key, None if position_query is None else position_query[slots.flip(0)]
 
 
 def linear_slots(span: int) -> Tensor:

@@ -89,7 +89,7 @@ async def run_task(
     check_count(rows, limits)
     tokenised = await request.tokenise(lambda: task_inputs(served, rows, truncate=truncates, limits=limits))
     result = await request.submit("task", tokenised.sequences)
-    outputs = tokenised.item_outputs(result.outputs, is_for_tokens=served.runner.is_for_tokens)
+    outputs = tokenised.item_outputs(result.outputs, served.runner)
     return TaskOutputs(tokenised, outputs, is_single)
 
 

@@ -35,7 +35,12 @@ _PIPELINES = {
     "embedding": "sentence-similarity",
 }
 """Hugging Face pipeline by kind of task."""
-_HEADS = {"classifier": "text-classification", "tagger": "token-classification", "spans": "question-answering", "chart": "token-classification"}
+_HEADS = {
+    "classifier": "text-classification",
+    "tagger": "token-classification",
+    "spans": "question-answering",
+    "chart": "token-classification",
+}
 """Hugging Face pipeline by head, if the task is unknown."""
 _AUTO = {
     "SequenceClassification": "text-classification",

@@ -7,7 +7,7 @@ its two sides. The score of a span is W₂ ReLU(LayerNorm(W₁ (f_end − f_begi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -94,12 +94,13 @@ class LabelledSpan(TypedDict):
 
 
 class TreeAnswer(TypedDict):
-    """The best tree in brackets, its score, the words, and its constituents, the upper one first."""
+    """The best tree in brackets, the words, its constituents, the upper one first, and its score."""
 
     answer: str
-    tree_score: float
     words: list[str]
     constituents: list[LabelledSpan]
+    tree_score: NotRequired[float]
+    """Sum of the scores of its spans; not comparable between sentences."""
 
 
 @dataclass(frozen=True)
@@ -228,22 +229,21 @@ def tree_answers(
     answers: list[TreeAnswer] = []
     for example, table in zip(examples, outputs, strict=True):
         found, score = parse_table(table, labels)
-        answers.append(tree_answer(example, build_tree(found, example.leaves), score))
+        answers.append({**tree_answer(example, build_tree(found, example.leaves)), "tree_score": score})
     return answers
 
 
-def tree_answer(example: ParsedWords, tree: Tree, score: float) -> TreeAnswer:
-    """Return a predicted tree as JSON-ready data."""
+def tree_answer(example: ParsedWords, tree: Tree) -> TreeAnswer:
+    """Return a predicted tree as JSON-ready data; empty for a sentence without words."""
+    if not example.words:
+        return {"answer": "", "words": [], "constituents": []}
     spans: list[LabelledSpan] = [
-        {"label": label, "begin": begin, "end": end} for label, begin, end in constituents(tree) if begin < end
+        {"label": label, "begin": begin, "end": end} for label, begin, end in constituents(tree)
     ]
-    answer = write_tree(tree) if example.words else ""
-    return {"answer": answer, "tree_score": score, "words": list(example.words), "constituents": spans}
+    return {"answer": write_tree(tree), "words": list(example.words), "constituents": spans}
 
 
-def tree_features(
-    examples: Sequence[ParsedWords], labels: Sequence[str] | None, encoding: TextEncoding
-) -> Features:
+def tree_features(examples: Sequence[ParsedWords], labels: Sequence[str] | None, encoding: TextEncoding) -> Features:
     """Encode every sentence as one sequence; raise InputError if one is too long.
 
     Targets: POSITIONS, and BRACKETS with joined labels if `labels` is given. A label that is not among them is left

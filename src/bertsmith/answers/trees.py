@@ -92,7 +92,9 @@ def _node(parts: list[str | Tree | Leaf]) -> Tree | Leaf:
         return Leaf(label, rest[0])
     children = tuple(part for part in rest if not isinstance(part, str))
     if len(children) < len(rest) or not children:
-        raise TreeError(f"has ({' '.join(str(part) for part in parts if isinstance(part, str))}), which is no tagged word")
+        raise TreeError(
+            f"has ({' '.join(str(part) for part in parts if isinstance(part, str))}), which is no tagged word"
+        )
     return Tree(label, children)
 
 
@@ -166,6 +168,11 @@ def joined(tree: Tree) -> list[Constituent]:
 def split_joined(spans: Iterable[Constituent]) -> list[Constituent]:
     """Split joined labels into a unary chain, the upper label first."""
     return [Constituent(label, begin, end) for chain, begin, end in spans for label in chain.split(_SEPARATOR)]
+
+
+def plain_labels(labels: Iterable[str]) -> list[str]:
+    """Return the sorted labels that joined labels consist of."""
+    return sorted({part for label in labels for part in label.split(_SEPARATOR)})
 
 
 def build_tree(spans: Iterable[Constituent], words: Sequence[Leaf]) -> Tree:

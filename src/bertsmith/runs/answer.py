@@ -13,7 +13,6 @@ from bertsmith.checkpoint.store import read_config
 from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
 from bertsmith.errors import InputError
-from bertsmith.models.seq2seq import GenerationConfig
 from bertsmith.tasks.data_source import parse_columns
 from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_task_record
 from bertsmith.tasks.translation import PairTask, Translation
@@ -39,7 +38,7 @@ def read_task(model: Path, columns: Sequence[str], **search: float | None) -> Ta
     if isinstance(task, PairTask) and isinstance(record.sequences, PairConfig):
         method = task.generation.method if search.get("beam") is None else "beam"
         plain = {**task.generation.plain(), "method": method, **options}
-        changes["generation"] = GenerationConfig.parse(plain, source="flags")
+        changes["generation"] = type(task.generation).parse(plain, source="flags")
     elif options:
         flag = next(iter(options)).replace("_", "-")
         raise InputError(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from bertsmith.answers.chart import (
     ParsedWords,
@@ -52,6 +53,14 @@ _TREE_COLUMNS = ("tree", "parse", "parse_tree")
 _WORD_COLUMNS = ("tokens", "words")
 
 
+class TreeSearch(GenerationConfig):
+    """Beam search with the values of Vaswani et al. 2017, section 6.3."""
+
+    beam: int = Field(default=21, gt=0)
+    length_penalty: float = Field(default=0.3, ge=0)
+    extra_length: int = Field(default=300, ge=0)
+
+
 class Parsing(PairTask[ParsedWords]):
     """Find the constituents of a sentence, with an encoder or an encoder-decoder.
 
@@ -73,7 +82,7 @@ class Parsing(PairTask[ParsedWords]):
     """Tags of words, for leaves = "tags"; empty to collect them from the training data."""
     is_constrained: bool = True
     """Whether the search admits only trees of the words; without it, other symbols are repaired."""
-    generation: GenerationConfig = GenerationConfig(beam=21, length_penalty=0.3, extra_length=300)
+    generation: TreeSearch = TreeSearch()
 
     roles: ClassVar[tuple[str, ...]] = ("words",)
     target_roles: ClassVar[tuple[str, ...]] = ("tree",)

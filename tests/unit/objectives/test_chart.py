@@ -69,7 +69,7 @@ def binary_trees(begin: int, end: int) -> tuple[frozenset[tuple[int, int]], ...]
 def test_cky_finds_the_best_of_all_trees(words: int) -> None:
     scores = np.random.default_rng(words).normal(size=(DRAWS, 9, 9))
     for item, chosen in enumerate(best_trees(scores, np.full(DRAWS, words))):
-        best = max(binary_trees(0, words), key=lambda tree: sum(scores[item][span] for span in tree))  # noqa: B023
+        best = max(binary_trees(0, words), key=lambda tree: sum(scores[item][span] for span in tree))
         assert set(zip(*map(np.ndarray.tolist, np.nonzero(chosen)), strict=True)) == best
 
 

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from bertsmith.answers.tree_symbols import TreeState
 from bertsmith.answers.trees import (
     TOP,
     Leaf,
@@ -21,7 +22,6 @@ from bertsmith.answers.trees import (
     surface,
     write_tree,
 )
-from bertsmith.answers.tree_symbols import TreeState
 
 LABELS = ("S", "NP", "VP", "PP", "TOP")
 
@@ -45,7 +45,8 @@ TREES = [random_tree(Random(seed), 1 + seed % 9) for seed in range(120)]
 
 
 def test_empty_elements_function_tags_and_the_outer_bracket_are_removed() -> None:
-    text = "( (S-1 (NP-SBJ=2 (-NONE- *T*-1) ) (VP (VBZ is) (PRT|ADVP (RP up)) (SBAR (-NONE- 0) (S (-NONE- *))))  (-LRB- -LRB-)))"
+    text = "( (S-1 (NP-SBJ=2 (-NONE- *T*-1) ) (VP (VBZ is) (PRT|ADVP (RP up)) "
+    text += "(SBAR (-NONE- 0) (S (-NONE- *)))) (-LRB- -LRB-)))"
     assert write_tree(read_tree(text)) == "(S (VP (VBZ is) (PRT (RP up))) (-LRB- -LRB-))"
 
 

@@ -212,7 +212,7 @@ def read_settings(
     dev: Sequence[Any] | None,
     *,
     source: str,
-    has_decoder: bool,
+    has_decoder: bool = False,
 ) -> tuple[FinetuneSettings | TranslationSettings, Tables]:
     """Read the data and return it with the settings; a task that is not set is inferred from the columns."""
     notices: list[str] = []

@@ -148,7 +148,8 @@ class Parsing(PairTask[ParsedWords]):
 
     def pair_texts(self, example: ParsedWords) -> tuple[str, str]:
         symbols = linearise(gold_tree(example), self.leaves)
-        return source_text(example), " ".join(map(symbol_token, symbols))
+        # without spaces, which would be tokens of their own
+        return source_text(example), "".join(map(symbol_token, symbols))
 
     @property
     def symbols(self) -> list[str]:

@@ -56,7 +56,8 @@ async def predict(body: PredictRequest, request: CurrentRequest) -> Response:
 
     Classification and multi-label return `[{"label", "score"}, …]`, the best first. Other tasks return an object:
     `{"value"}` for regression, `{"tags", "entities"}` for tagging, `{"tree", "words", "constituents"}` for parsing,
-    `{"text", "start", "end", "score", "others"}` for spans, `{"index", "text", "score", "scores"}` for choices, `{"vector"}` or `{"similarity"}` for embedding.
+    `{"text", "start", "end", "score", "others"}` for spans, `{"index", "text", "score", "scores"}` for choices,
+    `{"vector"}` or `{"similarity"}` for embedding.
     """
     outputs = await run_task(request, body.inputs, body.model, body.truncate)
 

@@ -77,9 +77,10 @@ def test_predictions_are_trees_of_the_words(chart: Path, data: Path, tmp_path: P
 def test_onnx_folder_predicts_the_same_trees(chart: Path, tmp_path: Path) -> None:
     model = bertsmith.load(chart)
     bertsmith.export(model, tmp_path / "onnx", to="onnx", task=chart)
-    assert load(tmp_path / "onnx", threads=1).predict([TEXT, "no", ""]) == bertsmith.predict(
-        chart, text=[TEXT, "no", ""], out=tmp_path / "texts", device="cpu"
-    )["predictions"]
+    assert (
+        load(tmp_path / "onnx", threads=1).predict([TEXT, "no", ""])
+        == bertsmith.predict(chart, text=[TEXT, "no", ""], out=tmp_path / "texts", device="cpu")["predictions"]
+    )
     (tmp_path / "onnx" / "chart.npz").unlink()
     with pytest.raises(InputError, match=r"chart\.npz"):
         load(tmp_path / "onnx", threads=1)

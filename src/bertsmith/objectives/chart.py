@@ -16,7 +16,7 @@ from bertsmith.objectives.base import Share, Sums, squared_error, wide
 from bertsmith.objectives.supervised import Supervised
 
 
-class Spans(NamedTuple):
+class SpanIndex(NamedTuple):
     """All spans of the sentences of a batch, one after the other.
 
     Shape: (spans,) each but words, (batch,).
@@ -84,7 +84,7 @@ class Chart(Supervised):
         return (batch.targets[POSITIONS] != IGNORED).sum()
 
 
-def span_scores(outputs: Tensor, batch: TaskBatch, scorer: SpanScorer) -> tuple[Spans, Tensor]:
+def span_scores(outputs: Tensor, batch: TaskBatch, scorer: SpanScorer) -> tuple[SpanIndex, Tensor]:
     """Return all spans of a batch and the scores of their labels, "no constituent" first, in at least float32.
 
     Shape: outputs (batch, length, 2 hidden) or (tokens, 2 hidden) -> scores (spans, 1 + labels).
@@ -105,12 +105,12 @@ def span_scores(outputs: Tensor, batch: TaskBatch, scorer: SpanScorer) -> tuple[
         ends.append(end)
         offsets.append(torch.full_like(begin, offset))
         offset += count + 1
-    spans, first = Spans(torch.cat(items), torch.cat(begins), torch.cat(ends), words), torch.cat(offsets)
+    spans, first = SpanIndex(torch.cat(items), torch.cat(begins), torch.cat(ends), words), torch.cat(offsets)
     scores = wide(scorer(fences[first + spans.end] - fences[first + spans.begin]))
     return spans, torch.cat([scores.new_zeros(len(scores), 1), scores], dim=-1)
 
 
-def gold_labels(batch: TaskBatch, spans: Spans) -> Tensor:
+def gold_labels(batch: TaskBatch, spans: SpanIndex) -> Tensor:
     """Return the gold label of every span, 0 for "no constituent"; Shape: (spans,)."""
     brackets = batch.targets[BRACKETS]
     item, place = (brackets[..., 0] != IGNORED).nonzero(as_tuple=True)
@@ -126,7 +126,7 @@ def label_cost(scores: Tensor, gold: Tensor) -> Tensor:
     return torch.ones_like(scores).scatter(-1, gold[:, None], 0.0)
 
 
-def best_labels(scores: Tensor, spans: Spans) -> tuple[Tensor, Tensor]:
+def best_labels(scores: Tensor, spans: SpanIndex) -> tuple[Tensor, Tensor]:
     """Return the best label of every span, and whether the span is in the best tree of its sentence.
 
     Shape: scores (spans, 1 + labels) -> (spans,) both.

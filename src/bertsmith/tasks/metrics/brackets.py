@@ -69,7 +69,7 @@ def scored_brackets(tree: Tree, tags: Sequence[str]) -> Counter[Constituent]:
 
 
 @dataclass
-class LabelScore:
+class LabelCounts:
     """Brackets of one label: in both trees, in the predicted one, in the gold one."""
 
     matched: int = 0
@@ -86,7 +86,7 @@ class LabelScore:
 class BracketErrors:
     """Scores by label, and how often a bracket was missed, added, or given another label."""
 
-    labels: dict[str, LabelScore] = field(default_factory=dict)
+    labels: dict[str, LabelCounts] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -97,7 +97,7 @@ class BracketErrors:
             matched = score.matched
             for name, group in (("matched", matched), ("predicted", score.predicted), ("gold", score.gold)):
                 for (label, _, _), number in group.items():
-                    counts = result.labels.setdefault(label, LabelScore())
+                    counts = result.labels.setdefault(label, LabelCounts())
                     setattr(counts, name, getattr(counts, name) + number)
             result._add_errors(score.gold - matched, score.predicted - matched)
         return result

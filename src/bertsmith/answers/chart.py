@@ -204,9 +204,9 @@ def best_trees(scores: np.ndarray, words: np.ndarray) -> np.ndarray:
         left = splits[item, begin, width]
         chosen[item, begin, left] = True
         chosen[item, begin + left, width - left] = True
-    item, begin, width = np.nonzero(chosen)
+    items, begins, widths = np.nonzero(chosen)
     result = np.zeros_like(chosen)
-    result[item, begin, begin + width] = True
+    result[items, begins, begins + widths] = True
     return result
 
 

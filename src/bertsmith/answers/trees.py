@@ -214,7 +214,7 @@ def escape(word: str) -> str:
     return "_".join(word.split()).translate(_BRACKETS) or "_"
 
 
-def linearise(tree: Tree, leaf_symbols: LeafSymbols = NO_TAG) -> list[str]:
+def linearise(tree: Tree, leaf_symbols: LeafSymbols = "XX") -> list[str]:
     """Return a tree as symbols, depth first (Vinyals et al. 2015): "(S", "(NP", "XX", ")NP", …, ")S".
 
     A word is "XX", or its tag.
@@ -241,7 +241,7 @@ class Repaired(NamedTuple):
     is_changed: bool
 
 
-def repair(symbols: Sequence[str], words: Sequence[Leaf], leaf_symbols: LeafSymbols = NO_TAG) -> Repaired:
+def repair(symbols: Sequence[str], words: Sequence[Leaf], leaf_symbols: LeafSymbols = "XX") -> Repaired:
     """Return the tree that symbols describe, with all the words in order.
 
     A closing symbol closes what is open, whatever its label. Surplus words and closing symbols are ignored, missing

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from markupsafe import Markup
 
-from bertsmith.answers.chart import ParsedWords
 from bertsmith.answers.sequences import Answer
 from bertsmith.answers.trees import Constituent, Leaf, Tree, build_tree, constituents, leaves, read_tree, surface
 from bertsmith.tasks.metrics.brackets import BracketErrors, evaluate_trees, right_branching, score_tree
@@ -42,7 +42,7 @@ class ParsingReport:
     drawn: Sequence[DrawnTrees]
 
 
-def build_parsing_report(task: Parsing, examples: Sequence[ParsedWords], answers: Sequence[Answer]) -> ParsingReport:
+def build_parsing_report(task: Parsing, examples: Sequence[Any], answers: Sequence[Answer]) -> ParsingReport:
     """Collect the scores by label, the errors, and drawings of the sentences with the most errors."""
     scores = task.scores(examples, answers)
     errors = BracketErrors.of(scores)
@@ -62,7 +62,7 @@ def build_parsing_report(task: Parsing, examples: Sequence[ParsedWords], answers
     )
 
 
-def right_branching_score(task: Parsing, examples: Sequence[ParsedWords], metric: str) -> float:
+def right_branching_score(task: Parsing, examples: Sequence[Any], metric: str) -> float:
     """Return the score of right-branching trees on the same examples."""
     trees = [gold_tree(example) for example in examples]
     scores = [score_tree(tree, right_branching(list(leaves(tree)))) for tree in trees]

@@ -62,10 +62,10 @@ class ChartHead(TaskHead):
 
     def __init__(self, features: LayerFeatures, labels: int, hidden: int, dropout: float) -> None:
         super().__init__(features)
-        self.half = features.width // 2
+        self.first_width = features.width // 2
         self.dropout = TokenDropout(dropout)
-        self.after = ElasticLinear(self.half, hidden, bias=False)
-        self.before = ElasticLinear(features.width - self.half, hidden, bias=False)
+        self.after = ElasticLinear(self.first_width, hidden, bias=False)
+        self.before = ElasticLinear(features.width - self.first_width, hidden, bias=False)
         self.scorer = SpanScorer(labels, hidden)
 
     def forward(
@@ -73,4 +73,6 @@ class ChartHead(TaskHead):
     ) -> Tensor:
         """Shape: (batch, length, width) or (tokens, width) each -> (…, 2 hidden)."""
         states = self.dropout(self.features(hidden_states, layout), layout)
-        return torch.cat([self.after(states[..., : self.half]), self.before(states[..., self.half :])], dim=-1)
+        return torch.cat(
+            [self.after(states[..., : self.first_width]), self.before(states[..., self.first_width :])], dim=-1
+        )

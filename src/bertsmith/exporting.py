@@ -30,11 +30,17 @@ _PIPELINES = {
     "regression": "text-classification",
     "choice": "multiple-choice",
     "tagging": "token-classification",
+    "parsing": "token-classification",
     "spans": "question-answering",
     "embedding": "sentence-similarity",
 }
 """Hugging Face pipeline by kind of task."""
-_HEADS = {"classifier": "text-classification", "tagger": "token-classification", "spans": "question-answering"}
+_HEADS = {
+    "classifier": "text-classification",
+    "tagger": "token-classification",
+    "spans": "question-answering",
+    "chart": "token-classification",
+}
 """Hugging Face pipeline by head, if the task is unknown."""
 _AUTO = {
     "SequenceClassification": "text-classification",

@@ -31,6 +31,13 @@ _NAMES = [
     ["O", "B-LOC", "I-LOC", "O", "B-PER", "I-PER", "O"],
     ["B-LOC", "O"],
 ]
+_TREES = [
+    "(S (NP-SBJ (NNP Anna)) (VP (VBZ forges) (NP (NNS gates))))",
+    "(INTJ (UH no))",
+    "( (S (PP-LOC (IN in) (NP (NNP New) (NNP Rome))) (, ,) (NP-SBJ (NNP Bert) (NNP Smith)) (VP (VBZ forgets) "
+    "(NP (-NONE- *)))))",
+    "(FRAG (NP (NNP Oslo)) (. .))",
+]
 _SUBJECTS = [["iron", "work"], [], ["time"], ["light", "work"]]
 
 TASK_CASES: dict[str, TaskCase] = {
@@ -63,6 +70,9 @@ TASK_CASES: dict[str, TaskCase] = {
         ("pos",),
         "tagging",
         {"context": "document"},
+    ),
+    "parsing": TaskCase(
+        [{"tokens": words, "tree": tree} for words, tree in zip(_WORDS, _TREES, strict=True)], ("tree",), "parsing"
     ),
     "regression": TaskCase(
         [{"sentence": text, "label": 1.25 * index} for index, text in enumerate(_TEXTS)], ("label",), "regression"

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bertsmith.answers.chart import SpanWeights
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
@@ -41,6 +42,10 @@ class Runner(Protocol):
     @property
     def is_for_tokens(self) -> bool:
         """Whether `outputs` has one row per token, not per sequence."""
+
+    @property
+    def span_weights(self) -> SpanWeights | None:
+        """The weights that turn outputs of tokens into scores of spans; None without a chart head."""
 
     @property
     def has_subnets(self) -> bool:

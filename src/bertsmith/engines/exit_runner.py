@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from bertsmith.answers.chart import SpanWeights
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
 from bertsmith.layers.subnet import Subnet
@@ -39,6 +40,10 @@ class ModelRunner:
     @property
     def is_for_tokens(self) -> bool:
         return self.model.is_for_tokens
+
+    @property
+    def span_weights(self) -> SpanWeights | None:
+        return self.model.span_weights
 
     @property
     def can_embed(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.answers.chart import WEIGHTS_FILE, SpanWeights
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.checkpoint.store import read_config
@@ -84,7 +85,8 @@ class OnnxEngine(Engine):
         metadata = read_json(folder / METADATA_FILE) if (folder / METADATA_FILE).is_file() else {}
         head = metadata.get("head", graph_head(config))
         tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-        return OnnxRunner(open_session(folder / GRAPH_FILE, threads), config, tokenizer, head)
+        weights = SpanWeights.load(folder / WEIGHTS_FILE) if head == "chart" else None
+        return OnnxRunner(open_session(folder / GRAPH_FILE, threads), config, tokenizer, head, weights)
 
     def _write(
         self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs], head: GraphHead | None
@@ -92,6 +94,9 @@ class OnnxEngine(Engine):
         write_json(folder / "config.json", {"bertsmith": FORMAT, "model": model.config.plain()})
         if model.tokenizer is not None:
             model.tokenizer.save(folder)
+        weights = model.span_weights if head == "chart" else None
+        if weights is not None:
+            weights.save(folder / WEIGHTS_FILE)
         path, names = folder / GRAPH_FILE, input_names(model.config)
         if precision == "float32":
             write_graph(model, path, head)
@@ -130,8 +135,14 @@ class OnnxRunner:
     mean_layers = None
 
     def __init__(
-        self, session: Session, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None
+        self,
+        session: Session,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        head: GraphHead | None,
+        span_weights: SpanWeights | None = None,
     ) -> None:
+        self.span_weights = span_weights
         self.session, self.config, self.tokenizer, self.head = session, config, tokenizer, head
         self.graph = Graph(session, graph_metadata(config, head))
         self.is_for_tokens = self.graph.is_for_tokens

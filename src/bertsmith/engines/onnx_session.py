@@ -14,7 +14,7 @@ from bertsmith.errors import InputError
 GRAPH_FILE = "model.onnx"
 METADATA_FILE = "onnx.json"
 
-GraphHead = Literal["classifier", "tagger", "spans", "embedder", "masked_tokens"]
+GraphHead = Literal["classifier", "tagger", "spans", "chart", "embedder", "masked_tokens"]
 """Head whose output a graph returns; a graph without one returns the last hidden states."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from bertsmith.answers.chart import SpanWeights
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import key
 from bertsmith.errors import InputError
@@ -14,6 +15,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import FINAL_HIDDEN_STATES, Encoder, EncoderInputs, EncoderOutput, Want
 from bertsmith.models.heads import TaskHead
+from bertsmith.models.heads.chart import ChartHead
 from bertsmith.models.heads.task import Embedder
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -140,6 +142,12 @@ class Model(nn.Module):
     def is_for_tokens(self) -> bool:
         """Whether the task head has outputs for every token, not for whole sequences."""
         return self.task_head.is_for_tokens
+
+    @property
+    def span_weights(self) -> SpanWeights | None:
+        """The weights of a chart head that turn outputs of tokens into scores of spans; None for other heads."""
+        heads = [head for head in self.heads.values() if isinstance(head, ChartHead)]
+        return heads[0].scorer.weights() if heads else None
 
     def head(self, kind: str) -> nn.Module:
         """Return a head of the model; raise InputError with the names of its heads if it has none of this kind."""

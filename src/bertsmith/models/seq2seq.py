@@ -12,6 +12,7 @@ from bertsmith.data.random import bits, key, uniform
 from bertsmith.layers.context import Memory
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.constraints import Constraint
 from bertsmith.models.encoder import Encoder, EncoderInputs, Want
 from bertsmith.models.model import Model, check_texts
 from bertsmith.settings import Record
@@ -48,8 +49,9 @@ class Steps:
         table: Tensor | None = None,
         subnet: Subnet | None = None,
         backend: str = "auto",
+        constraint: Constraint | None = None,
     ) -> None:
-        self.stack, self.score, self.table = stack, score, table
+        self.stack, self.score, self.table, self.constraint = stack, score, table, constraint
         self.rows, self.position = memory.layout.batch, 0
         context = stack.context(memory.hidden_states, SequenceLayout.full(self.rows, 1), backend, memory)
         self.blocks = stack.active_blocks(context, subnet)
@@ -61,11 +63,16 @@ class Steps:
         for index, (block, context) in enumerate(self.blocks):
             hidden, self.states[index] = block.step(hidden, self.states[index], context)
         self.position += 1
-        return self.score(self.stack.final_norm(hidden)).float().log_softmax(-1)
+        scores = self.score(self.stack.final_norm(hidden)).float()
+        if self.constraint is not None:
+            scores = scores.masked_fill(~self.constraint.allowed(tokens, scores.shape[-1]), -torch.inf)
+        return scores.log_softmax(-1)
 
     def repeat(self, times: int) -> None:
         """Repeat every row `times` times, copies adjacent."""
         self.rows *= times
+        if self.constraint is not None:
+            self.constraint.repeat(times)
 
         def repeated(tensor: Tensor) -> Tensor:
             return tensor.repeat_interleave(times, dim=0)
@@ -87,6 +94,8 @@ class Steps:
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; each must read the same memory as the row it replaces."""
         self.states = [(tuple(part[rows] for part in own), cross) for own, cross in self.states]
+        if self.constraint is not None:
+            self.constraint.select(rows)
 
 
 def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: Tensor) -> list[list[int]]:
@@ -233,6 +242,7 @@ class Seq2Seq(Model):
         start: int | None = None,
         end: int | None = None,
         subnet: Subnet | None = None,
+        constraint: Constraint | None = None,
     ) -> list[list[int]]:
         """Return the generated tokens of each row, without start and end tokens, which default to the tokenizer's.
 
@@ -248,7 +258,8 @@ class Seq2Seq(Model):
             if self.decoder.embedding.position is not None:
                 limits = limits.clamp(max=self.decoder.embedding.max_length)
             table = self._borrowed_table()
-            steps = Steps(self.decoder, self.scores, Memory(states, layout), table=table, subnet=subnet)
+            memory = Memory(states, layout)
+            steps = Steps(self.decoder, self.scores, memory, table=table, subnet=subnet, constraint=constraint)
             decode = beam_search if config.method == "beam" else write
             return decode(steps, config, start, end, limits)
 
@@ -263,15 +274,29 @@ class Seq2Seq(Model):
         """Translate texts; `progress` is called with the number of texts in each finished batch."""
         check_texts("translate", texts, batch_size)
         tokenizer = self.require_tokenizer()
+        written = self.write_tokens(texts, config, batch_size=batch_size, progress=progress)
+        return [tokenizer.decode(tokens) for tokens in written]
+
+    def write_tokens(
+        self,
+        texts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        batch_size: int = 32,
+        progress: Callable[[int], None] = lambda texts: None,
+        constrain: Callable[[list[int]], Constraint] | None = None,
+    ) -> list[list[int]]:
+        """Return the tokens generated for each text; `constrain` makes the constraint of a batch from text indices."""
         # batch texts of similar length: finished rows wait for the longest
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        results = [""] * len(texts)
+        results: list[list[int]] = [[]] * len(texts)
         for first in range(0, len(order), batch_size):
             positions = order[first : first + batch_size]
             batch = self._batch([texts[position] for position in positions])
-            written = self.generate(batch["input_ids"], batch["attention_mask"], config)
+            constraint = None if constrain is None else constrain(positions)
+            written = self.generate(batch["input_ids"], batch["attention_mask"], config, constraint=constraint)
             for position, tokens in zip(positions, written, strict=True):
-                results[position] = tokenizer.decode(tokens)
+                results[position] = tokens
             progress(len(positions))
         return results
 

@@ -48,7 +48,7 @@ class Gating(Objective[TaskBatch, TaskBatch]):
         gates = unit_gates(model)
         inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, gates=gates.sample())
         outputs = model.run(inputs, Want(task=True)).outputs
-        return {"task": self.task.sums(outputs, prepared), "size": self._size(gates)}
+        return {"task": self.task.for_model(model).sums(outputs, prepared), "size": self._size(gates)}
 
     def for_evaluation(self) -> Supervised:
         return self.task.for_evaluation()

@@ -51,7 +51,11 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         return {"task": self.count(prepared)}
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
-        return {"task": self.sums(self.outputs(model, prepared), prepared)}
+        return {"task": self.for_model(model).sums(self.outputs(model, prepared), prepared)}
+
+    def for_model(self, model: Model) -> "Supervised":
+        """Return the objective with weights of the model's head that the loss reads besides its outputs, if any."""
+        return self
 
     def for_evaluation(self) -> "Supervised":
         return self

@@ -115,6 +115,7 @@ _BERT: Rows = {
     "large spans": amount(2.0, 24) | rate(3e-5),
     "base squad-v2.0": amount(2.0, 48) | rate(5e-5),
     "large squad-v2.0": amount(2.0, 48) | rate(5e-5),
+    "parsing": amount(20.0, 32, 512),
     "choice": amount(3.0, 16),
     "base choice": rate(2e-5),
     "embedding": amount(1.0, 64),
@@ -133,6 +134,7 @@ _ELECTRA: Rows = {
     "sts-b": amount(10.0) | {"task.both_orders": True},
     "mrpc": {"task.both_orders": True},
     "spans": amount(2.0, 32, 512),
+    "parsing": amount(20.0, 32, 512),
     "choice": amount(3.0, 16),
     "embedding": amount(1.0, 64),
 }
@@ -150,6 +152,7 @@ _DEBERTA: Rows = {
     "large": rate(1e-5),
     "huge": rate(3e-6),
     "spans": amount(3.0, 16, 384),
+    "parsing": amount(20.0, 32, 512),
     "choice": amount(3.0, 16),
     "embedding": amount(1.0, 64),
     # their scripts for the base size; the rates of other sizes follow

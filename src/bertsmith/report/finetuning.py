@@ -11,8 +11,10 @@ from markupsafe import Markup
 from bertsmith.answers.sequences import Answer
 from bertsmith.report.charts import LogRow, Panel, Series, column, line_chart, scatter_chart, strip_chart
 from bertsmith.report.page import format_count, render, shorten
+from bertsmith.report.trees import ParsingReport, build_parsing_report, right_branching_score
 from bertsmith.tasks.base import Evaluation, Example, Task
 from bertsmith.tasks.metrics.classes import ClassCounts
+from bertsmith.tasks.parsing import Parsing
 
 MAX_ERRORS = 20
 MAX_TEXT = 420  # characters
@@ -55,7 +57,7 @@ class TaskReport:
     metrics: Mapping[str, float]
     interval: tuple[float, float] | None = None
     baseline: tuple[str, float] | None = None
-    """Name and score of a model that always predicts the most frequent label."""
+    """Name and score of a trivial model: one that always predicts the most frequent label, or right-branching trees."""
     confusion: tuple[tuple[str, ...], np.ndarray] | None = None
     """Labels, and counts of (target, prediction)."""
     values: Sequence[tuple[float, float]] = ()
@@ -63,6 +65,8 @@ class TaskReport:
     errors: Sequence[WrongAnswer] = ()
     """The worst errors, at most MAX_ERRORS."""
     error_count: int = 0
+    parsing: ParsingReport | None = None
+    """Labels, errors and drawings, if answers are trees; these take the place of `errors`."""
     rows: Sequence[LogRow] = ()
     """Rows of the log: kind "training" with step and loss, kind "held_out" with step, loss and score."""
     runs: Sequence[SeedRun] = ()
@@ -127,8 +131,10 @@ def build_task_report(
     values = [] if confusion is not None else _numeric_values(task, examples, answers)
     severity = [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)]
     error_indices = [index for index, value in enumerate(severity) if value > 0]
+    parsing = build_parsing_report(task, examples, answers) if isinstance(task, Parsing) else None
+    listed = [] if parsing is not None else error_indices
     errors = []
-    for index in heapq.nsmallest(MAX_ERRORS, error_indices, key=lambda index: (-severity[index], index)):
+    for index in heapq.nsmallest(MAX_ERRORS, listed, key=lambda index: (-severity[index], index)):
         example, answer = examples[index], answers[index]
         described = [task.describe_answer(example, value) for value in (task.gold(example), answer["answer"])]
         target, prediction = (shorten(format_answer(value), MAX_ANSWER) for value in described)
@@ -148,6 +154,7 @@ def build_task_report(
         values=values,
         errors=errors,
         error_count=len(error_indices),
+        parsing=parsing,
         rows=rows,
         runs=runs,
         notices=notices,
@@ -242,7 +249,9 @@ def _baseline(
     confusion: tuple[tuple[str, ...], np.ndarray] | None,
     metric: str,
 ) -> tuple[str, float] | None:
-    """Return the score of always predicting the most frequent label; None if answers are not labels."""
+    """Return the score of always predicting the most frequent label, or of right-branching trees; None otherwise."""
+    if isinstance(task, Parsing):
+        return "right-branching trees", right_branching_score(task, examples, metric)
     if confusion is None or any(answer["answer"] not in confusion[0] for answer in answers):
         return None
     labels, counts = confusion

@@ -13,10 +13,9 @@ from bertsmith.checkpoint.store import read_config
 from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
 from bertsmith.errors import InputError
-from bertsmith.models.seq2seq import GenerationConfig
 from bertsmith.tasks.data_source import parse_columns
 from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_task_record
-from bertsmith.tasks.translation import Translation
+from bertsmith.tasks.translation import PairTask, Translation
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
 from bertsmith.training.run_config import device_type
@@ -34,15 +33,17 @@ def read_task(model: Path, columns: Sequence[str], **search: float | None) -> Ta
     task = record.task
     changes: dict[str, Any] = dict(parse_columns(columns, type(task)))
     options = {name: value for name, value in search.items() if value is not None}
-    if isinstance(task, Translation):
-        if changes:
-            changes = {"source": None, "target": None, **changes}
+    if isinstance(task, Translation) and changes:
+        changes = {"source": None, "target": None, **changes}
+    if isinstance(task, PairTask) and isinstance(record.sequences, PairConfig):
         method = task.generation.method if search.get("beam") is None else "beam"
         plain = {**task.generation.plain(), "method": method, **options}
-        changes["generation"] = GenerationConfig.parse(plain, source="flags")
+        changes["generation"] = type(task.generation).parse(plain, source="flags")
     elif options:
         flag = next(iter(options)).replace("_", "-")
-        raise InputError(f"--{flag} is only for translation, but the model's task is {task.kind}; omit it")
+        raise InputError(
+            f"--{flag} is only for models with a decoder, but the model is an encoder for {task.kind}; omit it"
+        )
     return record.changed(task=task.changed(**changes))
 
 

@@ -18,7 +18,8 @@ from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
 from bertsmith.runs.folder import read_recipe_file
 from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
 from bertsmith.runs.search import SearchResult, find_search, run_search
-from bertsmith.tasks.data_source import Tables, hold_out, read_rows, recognise, task_splits
+from bertsmith.tasks.data_source import Tables, hold_out, read_rows, recognise, sample_row, task_splits
+from bertsmith.tasks.parsing import Parsing
 from bertsmith.text.rows import Table
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings, TranslationSettings, explain_costs, read_data
@@ -74,7 +75,8 @@ def finetune(
         Output folder: the model, report.html, result.json, dev.predictions.jsonl, log.jsonl and recipe.toml. Optional
         in Python with train; then nothing is saved.
     task
-        Kind of task: classification, multi_label, regression, tagging, spans, choice, embedding or translation.
+        Kind of task: classification, multi_label, regression, tagging, parsing, spans, choice, embedding or
+        translation.
         Inferred from the columns by default.
     column
         Column for a role of the task, for example label=stars; repeatable.
@@ -137,9 +139,10 @@ def finetune(
         "adversarial.kind": adversarial,
     }
     plain = _override(plain, set or [], flags)
-    if task is None and "kind" not in plain.get("task", {}) and _has_decoder(plain, start):
-        task = "translation"
-    settings, tables = read_settings(plain, task, column or [], train, dev_rows, source=str(recipe or "settings"))
+    has_decoder = _has_decoder(plain, start)
+    settings, tables = read_settings(
+        plain, task, column or [], train, dev_rows, source=str(recipe or "settings"), has_decoder=has_decoder
+    )
     complete = complete_settings(settings, plain, tables, start)
     search = find_search(seeds, learning_rates, complete.settings, out if resume else None)
     if explain:
@@ -209,14 +212,19 @@ def read_settings(
     dev: Sequence[Any] | None,
     *,
     source: str,
+    has_decoder: bool = False,
 ) -> tuple[FinetuneSettings | TranslationSettings, Tables]:
     """Read the data and return it with the settings; a task that is not set is inferred from the columns."""
     notices: list[str] = []
     rows, dev_rows = _read_tables(plain, train, dev)
+    if kind is None and "kind" not in plain.get("task", {}) and has_decoder:
+        kind = "translation" if Parsing.find_columns(sample_row(rows)) is None else "parsing"
     if "kind" not in plain.get("task", {}) or kind is not None or columns:
         task = recognise(rows, kind, columns, plain.get("task", {}), plain.get("data"), notices=notices)
         plain = {**plain, "task": task}
-    settings_type = TranslationSettings if plain["task"]["kind"] == "translation" else FinetuneSettings
+    chosen = plain["task"]["kind"]
+    has_pairs = chosen == "translation" or (chosen == "parsing" and has_decoder)
+    settings_type = TranslationSettings if has_pairs else FinetuneSettings
     settings: FinetuneSettings | TranslationSettings = settings_type.parse(plain, source=source)
     if dev_rows is None:
         # labels are collected before rows are held out, so that no held-out label is unknown

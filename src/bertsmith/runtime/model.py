@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.answers.chart import WEIGHTS_FILE, SpanWeights, span_tables
 from bertsmith.answers.sequences import Answer, Features, TextEncoding
 from bertsmith.answers.texts import softmax
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphMetadata, open_session, read_object
@@ -33,15 +34,22 @@ def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = 
     graph = Graph(open_session(folder / GRAPH_FILE, threads), GraphMetadata.read(folder))
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
     task = read_object(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
-    return OnnxModel(graph, tokenizer, task, batch_tokens)
+    weights = SpanWeights.load(folder / WEIGHTS_FILE) if graph.metadata.head == "chart" else None
+    return OnnxModel(graph, tokenizer, task, batch_tokens, weights)
 
 
 class OnnxModel:
     """An exported model; thread-safe."""
 
     def __init__(
-        self, graph: Graph, tokenizer: Tokenizer | None, content: dict[str, Any] | None, batch_tokens: int
+        self,
+        graph: Graph,
+        tokenizer: Tokenizer | None,
+        content: dict[str, Any] | None,
+        batch_tokens: int,
+        span_weights: SpanWeights | None = None,
     ) -> None:
+        self.span_weights = span_weights
         self.graph, self.tokenizer, self.batch_tokens = graph, tokenizer, batch_tokens
         self.task: ExportedTask[Any] | None = None if content is None else read_task(content)
         """None if the folder has no task.json."""
@@ -135,7 +143,8 @@ class OnnxModel:
         )
         bounds = features.items.tolist()
         groups = (outputs[begin:end] for begin, end in pairwise(bounds))
-        return [group[0] if len(group) == 1 else np.stack(group) for group in groups]
+        grouped = [group[0] if len(group) == 1 else np.stack(group) for group in groups]
+        return grouped if self.span_weights is None else span_tables(features, grouped, self.span_weights)
 
     def _encoding(self) -> TextEncoding:
         length, max_length = self._length, self.graph.metadata.max_length

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 
+from bertsmith.answers.chart import ParsedWords, read_unparsed, tree_answers, tree_features
 from bertsmith.answers.choice import ChoiceExample, choice_answers, choice_features, read_choice
 from bertsmith.answers.embedding import (
     EmbeddingExample,
@@ -164,6 +165,27 @@ class ExportedTagging(ExportedTask[TaggedWords]):
 
 
 @dataclass(frozen=True)
+class ExportedParsing(ExportedTask[ParsedWords]):
+    words: str
+    tree: str
+    labels: Sequence[str]
+    input_fields = ("words",)
+
+    def row(self, value: object) -> dict[str, Any]:
+        # a list is one sentence, not a tuple of columns
+        return dict(value) if isinstance(value, Mapping) else {self.words: value}
+
+    def examples(self, table: Table) -> list[ParsedWords]:
+        return [read_unparsed(table, index, self.words, self.tree) for index in range(len(table))]
+
+    def features(self, examples: Sequence[ParsedWords], encoding: TextEncoding) -> Features:
+        return tree_features(examples, None, encoding)
+
+    def answers(self, examples: Sequence[ParsedWords], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        return tree_answers(examples, features, outputs, self.labels)
+
+
+@dataclass(frozen=True)
 class ExportedSpans(ExportedTask[SpanExample]):
     id: str
     question: str
@@ -224,6 +246,7 @@ EXPORTED_TASKS: dict[str, type[ExportedTask[Any]]] = {
     "regression": ExportedRegression,
     "choice": ExportedChoice,
     "tagging": ExportedTagging,
+    "parsing": ExportedParsing,
     "spans": ExportedSpans,
     "embedding": ExportedEmbedding,
 }

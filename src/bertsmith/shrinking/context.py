@@ -13,6 +13,7 @@ from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.source import FineTunedSource, expand_source
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.models.build import rebuild
@@ -77,7 +78,7 @@ def read_settings(
     """
     model = FineTunedSource.parse(expand_source(plain["model"]), source="model")
     folder, record = model.path, read_task_record(model.name)
-    if record.task.kind == "translation":
+    if isinstance(record.sequences, PairConfig):
         raise InputError(f"model {model.name!r} has a decoder; allowed: encoders")
     if plain.get("data") is None:
         raise InputError("data is not given; pass --data with the folder the model was fine-tuned on")

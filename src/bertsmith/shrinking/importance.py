@@ -55,6 +55,7 @@ def importance(
     flat = [gate for layer in gates for gate in (layer.heads, layer.neurons, layer.inner) if gate is not None]
     running = [torch.zeros_like(gate) for gate in flat]
     scores = [torch.zeros_like(gate) for gate in flat]
+    task = task.for_model(model)
     with model.evaluating(), torch.enable_grad():
         for batch in batches:
             batch = batch.to(model.device)

@@ -7,10 +7,9 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bertsmith.answers.sequences import Features
-from bertsmith.data.examples import ExampleConfig, TaskBatch
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
@@ -18,7 +17,7 @@ from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import Evaluation, Task
-from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.evaluator import Evaluator, MeanLoss
 from bertsmith.training.log import LogRow
 from bertsmith.training.step import TrainStep
 
@@ -66,15 +65,9 @@ class GridEvaluator(Evaluator):
         """Score every sub-network of a model."""
         scores = []
         for subnet in self.subnets:
-            loss, count = torch.zeros(()), torch.zeros(())
-
-            def watch(batch: TaskBatch, outputs: Tensor) -> None:
-                nonlocal loss, count
-                loss = loss + self.objective.sums(outputs, batch).loss.cpu()
-                count = count + self.objective.count(batch).cpu()
-
-            evaluation = self.evaluate(extract(model, subnet), watch)
-            scores.append(SubnetScore(subnet, evaluation, float(loss / count.clamp(min=1))))
+            small = extract(model, subnet)
+            loss = MeanLoss(self.objective.for_model(small))
+            scores.append(SubnetScore(subnet, self.evaluate(small, loss), loss.value))
         return scores
 
 

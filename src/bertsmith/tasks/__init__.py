@@ -8,6 +8,7 @@ from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.multi_label import MultiLabel
+from bertsmith.tasks.parsing import Parsing
 from bertsmith.tasks.regression import Regression
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
@@ -17,6 +18,7 @@ from bertsmith.tasks.translation import Translation
 TASKS: dict[str, type[Task[Any]]] = {
     "choice": Choice,
     "spans": SpanAnswers,
+    "parsing": Parsing,
     "tagging": Tagging,
     "classification": Classification,
     "regression": Regression,

@@ -175,6 +175,10 @@ class Task(Record, ABC, Generic[Example]):
         columns = self.input_columns
         return bool(columns) and all(is_blank(row.get(column)) for column in columns)
 
+    def input_key(self, row: RowData) -> str:
+        """Return the input of a row as a key, to find rows with the same input."""
+        return repr([row.get(column) for column in self.input_columns])
+
     def predict(
         self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig, watch: Watch | None = None
     ) -> Sequence[Answer]:

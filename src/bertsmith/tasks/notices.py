@@ -124,8 +124,7 @@ def _leaks(task: Task[Any], train: Table, dev: Table) -> Iterator[str]:
 
 def _keys(task: Task[Any], table: Table) -> Iterator[str]:
     """Yield the input cells of each row as a hashable key."""
-    columns = task.input_columns
-    return (repr([row.get(column) for column in columns]) for row in table)
+    return map(task.input_key, table)
 
 
 def _rows(count: int) -> str:

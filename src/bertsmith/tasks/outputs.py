@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.answers.chart import span_tables
 from bertsmith.answers.sequences import Features
 from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
 from bertsmith.engines.base import Runner
@@ -34,7 +35,8 @@ def item_outputs(
                 watch(batch, outputs)
             for item, values in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
                 results[item] = values
-    return results
+    weights = model.span_weights
+    return results if weights is None else span_tables(features, results, weights)
 
 
 def _sequence_counts(features: Features, items: np.ndarray) -> np.ndarray:

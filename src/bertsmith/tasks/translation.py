@@ -1,6 +1,7 @@
 """Translation with an encoder-decoder: columns, generation, BLEU, exact match and perplexity."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import ClassVar, Literal, NoReturn
@@ -21,18 +22,71 @@ from bertsmith.models.heads import HeadConfig
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.objectives.translation import TranslationConfig
-from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task, Watch, is_blank
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, Example, RowData, Task, Watch, is_blank
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
+from bertsmith.text.tokenizer import Tokenizer
 
 NO_BLEU = "no BLEU: sacrebleu is not installed (pip install 'bertsmith[translate]')"
 BATCH_SIZE = 64
 """Number of texts translated at a time."""
 
 
-class Translation(Task[TextExample]):
+class PairTask(Task[Example]):
+    """A task that an encoder-decoder learns from pairs of source and target texts."""
+
+    smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Label smoothing: probability distributed evenly over all tokens but the correct one (as in tensor2tensor)."""
+    generation: GenerationConfig = GenerationConfig()
+    """Settings of beam search."""
+
+    @abstractmethod
+    def pair_texts(self, example: Example) -> tuple[str, str]:
+        """Return the source and the target text of an example."""
+
+    def complete_tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return the tokenizer of fresh weights: the learned one, with further tokens if targets need them."""
+        return tokenizer
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise InputError if the tokenizer of a trained model lacks tokens of the targets."""
+
+    def pairs(self, examples: Sequence[Example], model: Seq2Seq, config: PairConfig) -> Pairs:
+        """Tokenise examples; over-long ones are dropped or truncated, as configured."""
+        texts = [self.pair_texts(example) for example in examples]
+        sources, targets = [source for source, _ in texts], [target for _, target in texts]
+        return Pairs.tokenise(sources, targets, model.require_tokenizer(), config)
+
+    @torch.no_grad()
+    def model_metrics(self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig) -> dict[str, float]:
+        """Return loss, perplexity and next-token accuracy with teacher forcing, without label smoothing; long pairs are
+        truncated."""
+        translator, config = require_decoder(model), pair_config(sequences)
+        tokenizer = translator.require_tokenizer()
+        pairs = self.pairs(examples, translator, config.changed(too_long="cut"))
+        reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
+        objective = TranslationConfig(smoothing=0.0).build()
+        loss, correct, count = 0.0, 0, 0
+        with translator.evaluating():
+            for plan in PairPlan(pairs, config, 0).one_epoch():
+                batch = reader[plan].batch
+                assert isinstance(batch, PairBatch)
+                prepared = objective.prepare(batch.to(translator.device), 0)
+                sums = objective(translator, prepared)["next_token"]
+                loss, count = loss + float(sums.loss), count + int(prepared.count)
+                correct += int(sums.metrics["accuracy"].part)
+        mean = loss / count
+        return {
+            "loss": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "accuracy": correct / count,
+            "target_tokens": count,
+        }
+
+
+class Translation(PairTask[TextExample]):
     """Translate texts of one column into another."""
 
     kind: Literal["translation"] = "translation"
@@ -40,10 +94,6 @@ class Translation(Task[TextExample]):
     """Column to translate from; None for the first if the data has exactly two text columns."""
     target: str | None = None
     """Column to translate to; None for the other text column."""
-    smoothing: float = Field(default=0.1, ge=0, lt=1)
-    """Label smoothing: probability distributed evenly over all tokens but the correct one (as in tensor2tensor)."""
-    generation: GenerationConfig = GenerationConfig()
-    """Settings of beam search."""
 
     roles: ClassVar[tuple[str, ...]] = ("source",)
     target_roles: ClassVar[tuple[str, ...]] = ("target",)
@@ -118,33 +168,8 @@ class Translation(Task[TextExample]):
         details |= {"search": self.generation.plain(), "source": self.source, "target": self.target}
         return Evaluation(main_metric(self.metric, metrics), metrics, details=details)
 
-    @torch.no_grad()
-    def model_metrics(
-        self, model: Runner, examples: Sequence[TextExample], sequences: ExampleConfig
-    ) -> dict[str, float]:
-        """Return loss, perplexity and next-token accuracy with teacher forcing, without label smoothing; long pairs are
-        truncated."""
-        translator, config = require_decoder(model), pair_config(sequences)
-        tokenizer = translator.require_tokenizer()
-        pairs = pairs_of(examples, translator, config.changed(too_long="cut"))
-        reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
-        objective = TranslationConfig(smoothing=0.0).build()
-        loss, correct, count = 0.0, 0, 0
-        with translator.evaluating():
-            for plan in PairPlan(pairs, config, 0).one_epoch():
-                batch = reader[plan].batch
-                assert isinstance(batch, PairBatch)
-                prepared = objective.prepare(batch.to(translator.device), 0)
-                sums = objective(translator, prepared)["next_token"]
-                loss, count = loss + float(sums.loss), count + int(prepared.count)
-                correct += int(sums.metrics["accuracy"].part)
-        mean = loss / count
-        return {
-            "loss": mean,
-            "perplexity": math.exp(min(mean, 700.0)),
-            "accuracy": correct / count,
-            "target_tokens": count,
-        }
+    def pair_texts(self, example: TextExample) -> tuple[str, str]:
+        return example.text, str(example.pair)
 
     def gold(self, example: TextExample) -> str:
         return str(example.pair)
@@ -191,12 +216,6 @@ def pair_config(sequences: ExampleConfig) -> PairConfig:
     if isinstance(sequences, PairConfig):
         return sequences
     return PairConfig(length=sequences.length, layout=sequences.layout, micro_tokens=max(8192, sequences.length))
-
-
-def pairs_of(examples: Sequence[TextExample], model: Seq2Seq, config: PairConfig) -> Pairs:
-    """Tokenise examples; over-long ones are dropped or truncated, as configured."""
-    sources, targets = [example.text for example in examples], [str(example.pair) for example in examples]
-    return Pairs.tokenise(sources, targets, model.require_tokenizer(), config)
 
 
 def has_bleu() -> bool:

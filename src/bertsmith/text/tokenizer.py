@@ -153,6 +153,12 @@ class Tokenizer:
         """Create a tokenizer from the content of a tokenizer.json."""
         return cls(tokenizers.Tokenizer.from_str(text))
 
+    def with_tokens(self, tokens: Sequence[str]) -> Self:
+        """Return a copy with added tokens, which are never split and never normalised; old ids do not change."""
+        backend = tokenizers.Tokenizer.from_str(self._text)
+        backend.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in tokens])
+        return type(self)(backend)
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self).from_json, (self._text,)
 

@@ -50,7 +50,7 @@ class Evaluator:
 
     def __call__(self, step: TrainStep) -> dict[str, Any]:
         """Return the log row of an evaluation: loss, metric, score and all metrics."""
-        loss = MeanLoss(self.objective)
+        loss = MeanLoss(self.objective.for_model(step.model))
         with step.accelerator.autocast():
             evaluation = self.evaluate(step.model, loss)
         return {"loss": loss.value, "metric": evaluation.metric, "score": evaluation.score, **evaluation.metrics}

@@ -36,7 +36,7 @@ from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.notices import data_notices, drop_empty_rows, length_notices
 from bertsmith.tasks.predictor import TaskRecord
-from bertsmith.tasks.translation import Translation, pairs_of, require_decoder
+from bertsmith.tasks.translation import PairTask, require_decoder
 from bertsmith.text.rows import Table
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
@@ -164,9 +164,9 @@ class TranslationSettings(TaskSettings):
     run: RunConfig = RunConfig(steps=5000, evaluate_batches=1000)
 
     @property
-    def translation(self) -> Translation:
+    def pair_task(self) -> PairTask[Any]:
         """The task."""
-        assert isinstance(self.task, Translation)
+        assert isinstance(self.task, PairTask)
         return self.task
 
     @property
@@ -177,7 +177,7 @@ class TranslationSettings(TaskSettings):
     @property
     def objective(self) -> TranslationConfig:
         """Teacher forcing with the smoothing of the task."""
-        return TranslationConfig(smoothing=self.translation.smoothing)
+        return TranslationConfig(smoothing=self.pair_task.smoothing)
 
     @property
     def method(self) -> Method:
@@ -355,7 +355,7 @@ def _make_translation(
 ) -> Finetuning:
     model = translation_model(settings, data.train, start)
     tokenizer, config, seed = model.require_tokenizer(), settings.sequences, settings.run.seed
-    train, dev = (pairs_of(examples, model, config) for examples in (data.train, data.dev))
+    train, dev = (settings.pair_task.pairs(examples, model, config) for examples in (data.train, data.dev))
     special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
     length = int(max(side.mean() for side in train.lengths))
     flops = training_flops(model.config, length, settings.objective.targets_per_token)
@@ -388,13 +388,15 @@ def translation_model(
     source = settings.model
     if start is not None:
         model = require_decoder(copy.deepcopy(start).cpu().float())
+        settings.pair_task.check_tokenizer(model.require_tokenizer())
     elif source.folder is not None:
         check_name(source.folder)
         model = require_decoder(load(source.folder))
-        model.require_tokenizer()
+        settings.pair_task.check_tokenizer(model.require_tokenizer())
     else:
         config = translation_config(source, settings.tokenizer.vocabulary)  # raises before a tokenizer is learned
-        tokenizer = settings.tokenizer.learn(settings.task.texts(train or ()))
+        learned = settings.tokenizer.learn(settings.task.texts(train or ()))
+        tokenizer = settings.pair_task.complete_tokenizer(learned)
         config = translation_config(source, tokenizer.size)
         if config.encoder.vocabulary < tokenizer.size:
             raise InputError(

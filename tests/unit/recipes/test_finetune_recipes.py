@@ -15,7 +15,7 @@ from bertsmith.tasks import TASKS
 from bertsmith.training.finetuning import FinetuneSettings
 
 ENCODERS = [name for name in PRESETS if preset(name).decoder is None]
-KINDS = ["classification", "regression", "multi_label", "tagging", "spans", "choice", "embedding"]
+KINDS = ["classification", "regression", "multi_label", "tagging", "parsing", "spans", "choice", "embedding"]
 
 
 @pytest.mark.parametrize("name", ENCODERS)

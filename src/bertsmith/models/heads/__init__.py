@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.chart import ChartConfig
 from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
@@ -27,6 +28,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "teacher_width": TeacherWidthConfig,
     "gates": GatesConfig,
     **TASK_HEADS,
+    "chart": ChartConfig,
     "exits": ExitsConfig,
 }
 
@@ -35,6 +37,7 @@ AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 __all__ = [
     "HEADS",
     "AnyHead",
+    "ChartConfig",
     "ExitsConfig",
     "GatesConfig",
     "HeadConfig",

@@ -156,7 +156,8 @@ class Distillation(Objective[TaskBatch, DistillationBatch]):
         student = self.run(model, batch, subnet)
         widen = model.heads[TEACHER_WIDTH] if TEACHER_WIDTH in model.heads else None  # noqa: SIM401 (no get)
         states, layers = self._counterparts(len(model.config.encoder.layers), subnet)
-        return self.sums(Pair(self.task, batch, student, prepared.teacher, states, layers, widen))
+        pair = Pair(self.task.for_model(model), batch, student, prepared.teacher, states, layers, widen)
+        return self.sums(pair)
 
     def sums(self, pair: Pair) -> dict[str, Sums]:
         """Return the sums of each term for a pair."""

@@ -186,7 +186,7 @@ def _prepare_task(served: ServedModel, inputs: TaskInput, limits: Limits) -> _Pr
     read = task_inputs(served, [inputs], truncate=True, limits=limits)
 
     def answer(outputs: list[np.ndarray]) -> ExploredAnswer:
-        items = read.item_outputs(outputs, is_for_tokens=served.runner.is_for_tokens)
+        items = read.item_outputs(outputs, served.runner)
         first = dict(read.answers(items)[0])
         offsets = getattr(read.examples[0], "offsets", ())  # character offsets of words
         return {**first, "positions": [list(offset) for offset in offsets]} if offsets else first

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from bertsmith.answers.chart import span_tables
 from bertsmith.answers.sequences import Answer, Features, Ragged
 from bertsmith.answers.texts import whole_lengths
+from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.serving.http.errors import ApiError, invalid, too_large
 from bertsmith.serving.http.wire import TaskInput
@@ -103,11 +105,13 @@ class TaskInputs:
     features: Features
     sequences: list[TokenSequence]
 
-    def item_outputs(self, outputs: Sequence[np.ndarray], *, is_for_tokens: bool) -> list[np.ndarray]:
+    def item_outputs(self, outputs: Sequence[np.ndarray], runner: Runner) -> list[np.ndarray]:
         """Group the outputs of sequences by item, as `Task.answers` expects."""
         bounds = self.features.items.tolist()
         items = [outputs[begin:end] for begin, end in pairwise(bounds)]
-        return [item[0] if len(item) == 1 or is_for_tokens else np.stack(item) for item in items]
+        grouped = [item[0] if len(item) == 1 or runner.is_for_tokens else np.stack(item) for item in items]
+        weights = runner.span_weights
+        return grouped if weights is None else span_tables(self.features, grouped, weights)
 
     def answers(self, item_outputs: Sequence[np.ndarray]) -> Sequence[Answer]:
         """Return the answer of every input."""

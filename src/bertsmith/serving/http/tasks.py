@@ -15,6 +15,7 @@ from bertsmith.serving.http.openapi import MODEL_RESPONSES
 from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
 from bertsmith.serving.http.wire import (
     ChoiceResponse,
+    ConstituentResponse,
     EntityResponse,
     FillMaskRequest,
     FillParameters,
@@ -30,6 +31,7 @@ from bertsmith.serving.http.wire import (
     Tag,
     TagsResponse,
     TaskInput,
+    TreeResponse,
     Value,
     Vector,
 )
@@ -53,8 +55,9 @@ async def predict(body: PredictRequest, request: CurrentRequest) -> Response:
     """Return the prediction for one input, or a list of predictions for a list of inputs.
 
     Classification and multi-label return `[{"label", "score"}, …]`, the best first. Other tasks return an object:
-    `{"value"}` for regression, `{"tags", "entities"}` for tagging, `{"text", "start", "end", "score", "others"}` for
-    spans, `{"index", "text", "score", "scores"}` for choices, `{"vector"}` or `{"similarity"}` for embedding.
+    `{"value"}` for regression, `{"tags", "entities"}` for tagging, `{"tree", "words", "constituents"}` for parsing,
+    `{"text", "start", "end", "score", "others"}` for spans, `{"index", "text", "score", "scores"}` for choices,
+    `{"vector"}` or `{"similarity"}` for embedding.
     """
     outputs = await run_task(request, body.inputs, body.model, body.truncate)
 
@@ -89,7 +92,7 @@ async def run_task(
     check_count(rows, limits)
     tokenised = await request.tokenise(lambda: task_inputs(served, rows, truncate=truncates, limits=limits))
     result = await request.submit("task", tokenised.sequences)
-    outputs = tokenised.item_outputs(result.outputs, is_for_tokens=served.runner.is_for_tokens)
+    outputs = tokenised.item_outputs(result.outputs, served.runner)
     return TaskOutputs(tokenised, outputs, is_single)
 
 
@@ -117,6 +120,9 @@ def _prediction(kind: str, example: object, answer: Answer) -> Prediction:
             return Value(value=answer["answer"])
         case "tagging":
             return _tags(getattr(example, "offsets", ()), answer)
+        case "parsing":
+            spans = [ConstituentResponse(**span) for span in answer["constituents"]]
+            return TreeResponse(tree=answer["answer"], words=answer["words"], constituents=spans)
         case "spans":
             others = [
                 SpanResponse(text=one["text"], start=one["begin"], end=one["end"], score=one["probability"])

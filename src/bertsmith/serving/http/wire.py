@@ -216,6 +216,20 @@ class TagsResponse(_OmitsNone):
     entities: list[EntityResponse] | None = None
 
 
+class ConstituentResponse(BaseModel):
+    label: str
+    begin: int
+    end: int
+
+
+class TreeResponse(BaseModel):
+    """Prediction of parsing: the tree in brackets, and its constituents as ranges of words, the upper one first."""
+
+    tree: str
+    words: list[str]
+    constituents: list[ConstituentResponse]
+
+
 class SpanResponse(BaseModel):
     text: str
     start: int | None
@@ -250,7 +264,16 @@ class SimilarityResponse(BaseModel):
     similarity: float
 
 
-Prediction = list[LabelScore] | Value | TagsResponse | SpanAnswerResponse | ChoiceResponse | Vector | SimilarityResponse
+Prediction = (
+    list[LabelScore]
+    | Value
+    | TagsResponse
+    | TreeResponse
+    | SpanAnswerResponse
+    | ChoiceResponse
+    | Vector
+    | SimilarityResponse
+)
 
 
 class RankedText(_OmitsNone):

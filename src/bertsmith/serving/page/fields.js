@@ -16,7 +16,7 @@ const EXAMPLES = {
 };
 const LABELS = { words: "Text", lines: "Texts, one per line", choices: "Choices, one per line" };
 const NAMES = { task: { classification: "Classify", multi_label: "Assign labels", regression: "Score",
-  choice: "Choose", spans: "Answer question", tagging: "Tag words" }, vectors: "Compare texts",
+  choice: "Choose", spans: "Answer question", tagging: "Tag words", parsing: "Parse" }, vectors: "Compare texts",
 fill_mask: "Fill masks" };
 
 export const operationName = (model, work) => (work === "task"

@@ -1,4 +1,4 @@
-// Predictions inside a text: tagged words, the span that answers a question, tokens for masks.
+// Predictions inside a text: tagged words, a tree, the span that answers a question, tokens for masks.
 // Offsets count code points, as in Python, so texts are split into code points and not into UTF-16 units.
 
 import { bars, headline } from "./answers.js";
@@ -39,6 +39,25 @@ function tags({ model, answer, full, fields }) {
   return { elements, summary };
 }
 
+function tree({ answer, full }) {
+  const box = label => make("span", { class: "constituent" }, make("small", { textContent: label }));
+  const root = make("p", { class: "tree text" }), open = [{ end: answer.words.length, element: root }];
+  const waiting = [...answer.constituents];
+  answer.words.forEach((word, index) => {
+    while (open.at(-1).end <= index) open.pop();
+    while (waiting.length && waiting[0].begin === index) {
+      const { label, end } = waiting.shift(), element = box(label);
+      open.at(-1).element.append(element);
+      open.push({ end, element });
+    }
+    open.at(-1).element.append(make("span", { class: "word", textContent: word }));
+  });
+  const elements = [root];
+  if (full) elements.push(note(full.answer === answer.answer ? "The whole model predicts the same tree."
+    : "The whole model predicts another tree."));
+  return { elements, summary: answer.answer || "No words." };
+}
+
 function span({ answer, full, fields }) {
   const { begin, end } = answer, spans = [], predicted = answer.answer || "No answer in the passage";
   const mark = (kind, title) => word => make("mark", { class: kind, title, textContent: word });
@@ -76,4 +95,4 @@ function masks({ model, answer, full, fields }) {
     summary: best.map(one => `${one.text}, ${percent(one.score)}`).join("; ") };
 }
 
-export const RENDERERS = { tagging: tags, spans: span, fill_mask: masks };
+export const RENDERERS = { tagging: tags, parsing: tree, spans: span, fill_mask: masks };

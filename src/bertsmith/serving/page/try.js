@@ -160,6 +160,7 @@ function compare(kind, answer, full) {
   }
   const same = JSON.stringify(answer.answer) === JSON.stringify(full.answer);
   if (kind === "tagging") return { same, difference: "whole model: other tags for some words" };
+  if (kind === "parsing") return { same, difference: "whole model: another tree" };
   if (kind === "choice") return { same, difference: `whole model: ${full.text}` };
   const predicted = Array.isArray(full.answer) ? full.answer.map(formatLabel).join(", ") || "no label"
     : formatLabel(full.answer) || "no answer";

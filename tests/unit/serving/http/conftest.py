@@ -9,7 +9,16 @@ from task_cases import TASK_CASES
 
 from bertsmith.serving.scheduler import Scheduler
 
-KINDS = ["classification", "classification of pairs", "tagging", "regression", "multi_label", "choice", "spans"]
+KINDS = [
+    "classification",
+    "classification of pairs",
+    "tagging",
+    "parsing",
+    "regression",
+    "multi_label",
+    "choice",
+    "spans",
+]
 KINDS += ["embedding of alike texts"]
 
 

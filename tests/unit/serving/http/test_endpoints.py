@@ -115,6 +115,18 @@ def test_tags_have_offsets(client: httpx.Client, folders: dict[str, Path]) -> No
     assert _post(client, "/predict", inputs=[[]], model="tagging") == [{"tags": [], "entities": []}]
 
 
+def test_trees_have_constituents(client: httpx.Client, folders: dict[str, Path]) -> None:
+    text = "in New Rome, Bert Smith forgets"
+    (detail,) = _details(folders["parsing"], [text])
+    prediction = _post(client, "/predict", inputs=text, model="parsing")
+    assert prediction["tree"] == detail["answer"]
+    assert prediction["words"] == detail["words"]
+    assert prediction["constituents"] == detail["constituents"]
+    assert prediction["constituents"][0] | {"label": ""} == {"label": "", "begin": 0, "end": len(detail["words"])}
+    empty = {"tree": "", "words": [], "constituents": []}
+    assert _post(client, "/predict", inputs=[[]], model="parsing") == [empty]
+
+
 def test_embedding_model_predicts_similarity(client: httpx.Client, folders: dict[str, Path]) -> None:
     rows = _inputs("embedding of alike texts")
     expected = [detail["answer"] for detail in _details(folders["texts"], rows)]

@@ -1,0 +1,60 @@
+"""Constraints on what a decoder writes: which tokens may follow, row by row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bertsmith.answers.tree_symbols import TreeState, allowed_tokens
+
+
+class Constraint(Protocol):
+    """Follows the rows of a search and says which tokens may come next."""
+
+    def allowed(self, tokens: Tensor, vocabulary: int) -> Tensor:
+        """Advance every row by the token it was given; return the tokens that may follow.
+
+        Shape: (rows,) -> (rows, vocabulary), bool.
+        """
+
+    def repeat(self, times: int) -> None:
+        """Make every row `times` rows, one after the other."""
+
+    def select(self, rows: Tensor) -> None:
+        """Continue with these rows."""
+
+
+class TreeConstraint:
+    """Admits trees of the words of each row and nothing else; the first tokens it is given are those of the start."""
+
+    def __init__(self, words: Sequence[int], symbols: Mapping[int, str], end: int) -> None:
+        self.states: list[TreeState | None] = [TreeState(count) for count in words]
+        self.symbols, self.end = symbols, end
+        self._is_started = False
+        self._masks: dict[tuple[object, ...] | None, Tensor] = {}
+
+    def allowed(self, tokens: Tensor, vocabulary: int) -> Tensor:
+        if self._is_started:
+            self.states = [self._after(*pair) for pair in zip(self.states, tokens.tolist(), strict=True)]
+        self._is_started = True
+        return torch.stack([self._mask(state, vocabulary) for state in self.states]).to(tokens.device)
+
+    def repeat(self, times: int) -> None:
+        self.states = [state for state in self.states for _ in range(times)]
+
+    def select(self, rows: Tensor) -> None:
+        self.states = [self.states[row] for row in rows.tolist()]
+
+    def _after(self, state: TreeState | None, token: int) -> TreeState | None:
+        """Return the next state; None after the end, or on a beam that was filled with an inadmissible token."""
+        symbol = self.symbols.get(token)
+        return state.after(symbol) if state is not None and symbol is not None and state.allows(symbol) else None
+
+    def _mask(self, state: TreeState | None, vocabulary: int) -> Tensor:
+        key = None if state is None else state.key
+        if key not in self._masks:
+            mask = torch.zeros(vocabulary, dtype=torch.bool)
+            mask[allowed_tokens(state, self.symbols, self.end)] = True
+            self._masks[key] = mask
+        return self._masks[key]

@@ -16,6 +16,7 @@ from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.long_short import LongShortConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.positions import RelativeConfig, token_rotations
 from bertsmith.layers.subnet import LayerCut
@@ -72,6 +73,13 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "span_conv causal": SpanConvConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
     "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
+    "long_short": LongShortConfig(heads=HEADS, dropout=0.0),
+    "long_short fixed, ungated": LongShortConfig(heads=HEADS, kernel_from="fixed", is_gated=False, dropout=0.0),
+    "long_short depthwise, wide": LongShortConfig(
+        heads=HEADS, head_width=5, kernel_size=3, kernel_from="depthwise", dropout=0.0
+    ),
+    "long_short causal": LongShortConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
+    "long_short fixed causal": LongShortConfig(heads=HEADS, kernel_from="fixed", dropout=0.0, is_causal=True),
     "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
     "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
     "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, feature_map="relu"),
@@ -140,6 +148,7 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
 
 # one preset per architecture, and the presets whose settings switch on another part
 FAMILIES = sorted({architecture: name for name, (architecture, _) in reversed(PRESETS.items())}.values())
+SEQ2SEQ = [name for name in FAMILIES if "transformer" in name]
 FAMILIES += ["convbert-medium-small", "dynamicconv-base", "performer-relu-base"]
 FAMILIES += [f"bert-tiny {variant}" for variant in VARIANTS]
 

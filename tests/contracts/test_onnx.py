@@ -78,6 +78,7 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
     "disentangled": (_stack("disentangled", "disentangled v1", "disentangled c2p"), "regression over layers"),
     "span_conv": (_stack("span_conv", "span_conv wide, one value"), "spans"),
     "dynamic_conv": (_stack("dynamic_conv", "dynamic_conv depthwise", "dynamic_conv causal"), "embedder"),
+    "long_short": (_stack("long_short", "long_short fixed, ungated", "long_short causal"), "spans"),
     "favor": (_stack("favor", "favor relu", "favor hyperbolic with wider values"), "classifier"),
     "albert-base": (_family("albert-base"), "classifier of the pooler"),
     "universal-base": (_family("universal-base"), "tagger"),

@@ -16,6 +16,7 @@ FAMILIES = [
     "disentangled-small",
     "dynamicconv-base",
     "electra-small",
+    "lite-bert-small",
     "modern-small",
     "performer-relu-small",
     "performer-small",

@@ -81,9 +81,10 @@ def scale_outputs(model: Model) -> None:
         stacks.append((model.decoder, model.config.decoder))
     for stack, config in stacks:
         if config.scales_outputs:
-            outputs = [output for block in stack._blocks() for output in block.outputs]
-            for output in dict.fromkeys(outputs):  # a shared projection counts in every layer but is scaled once
-                output.weight.div_(len(outputs) ** 0.5)
+            sublayers = [outputs for block in stack._blocks() for outputs in block.outputs]
+            # a shared projection counts in every layer but is scaled once
+            for output in dict.fromkeys(output for outputs in sublayers for output in outputs):
+                output.weight.div_(len(sublayers) ** 0.5)
     if model.generator is not None:
         scale_outputs(model.generator)
 

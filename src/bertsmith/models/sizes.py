@@ -125,6 +125,24 @@ class TransformerSize(Size):
     max_length: Count = 1024
 
 
+class LiteSize(Size):
+    """A size of long-short range attention; the feed-forward is as wide as the layer unless `neurons` is set."""
+
+    neurons: Count | None = None
+    """Neurons of the feed-forward; None for the width, the paper's "flattened" layer."""
+    kernel_from: Literal["token", "fixed", "depthwise"] = "token"
+    is_gated: bool = True
+    """Gate the input of the convolutions; the IWSLT models of the paper do not."""
+
+
+class LiteTransformerSize(LiteSize):
+    """A Lite Transformer; 4 heads in all attention, where its WMT models have 8 in cross-attention."""
+
+    layers: Count = 6
+    heads: Count = 4
+    max_length: Count = 1024
+
+
 class AlbertSize(FactorisedSize):
     """A size of ALBERT v2: its vocabulary, no dropout."""
 

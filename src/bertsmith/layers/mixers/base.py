@@ -56,11 +56,16 @@ class Mixer(nn.Module, ABC):
 
     heads: int
     output: ElasticLinear
-    """The output projection."""
+    """The output projection of a mixer that has one only."""
     backends: tuple[Implementations[Any], ...]
     """Backends of every op that the mixer uses."""
     rotary: Rotary | None = None
     """The rotary embedding that the mixer reads from the context, if any."""
+
+    @property
+    def outputs(self) -> tuple[ElasticLinear, ...]:
+        """The linear layers whose outputs, side by side, are added to the residual stream."""
+        return (self.output,)
 
     @abstractmethod
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -83,7 +88,7 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(
             f"{type(self).__name__} has no query, key and value; allowed: mixers of kind full, disentangled, "
-            "span_conv and favor"
+            "span_conv, long_short and favor"
         )
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -92,7 +97,8 @@ class Mixer(nn.Module, ABC):
         Shape: (batch, heads, max_length, max_length of the keys).
         """
         raise InputError(
-            f"{type(self).__name__} has no attention scores; allowed: mixers of kind full, disentangled and span_conv"
+            f"{type(self).__name__} has no attention scores; allowed: mixers of kind full, disentangled, span_conv "
+            "and long_short"
         )
 
     @abstractmethod

@@ -1,17 +1,16 @@
 """Every architecture in a few lines; `size.layer` and `size.embedding` default to BERT's."""
 
 from bertsmith.layers.block import BranchConfig
-from bertsmith.layers.elementwise import Activation, NormConfig
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.halting import HaltingConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
-from bertsmith.layers.mixers.long_short import LongShortConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.positions import RelativeConfig
-from bertsmith.models.config import LayerConfig, ModelConfig
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (
     MaskDecoderConfig,
     MaskedTokensConfig,
@@ -158,30 +157,18 @@ def transformer(size: TransformerSize) -> ModelConfig:
 
 def lite_bert(size: LiteSize) -> ModelConfig:
     """BERT with the layers of Wu et al. 2020 (sizes are ours): long-short range attention, flattened feed-forwards."""
-    encoder = size.encoder(size.embedding(), *_lite_layers(size, "gelu", size.norm_of()))
+    encoder = size.encoder(size.embedding(), *size.lite_layers("gelu", size.norm_of()))
     return ModelConfig(family="lite-bert", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig()))
 
 
 def lite_transformer(size: LiteTransformerSize) -> ModelConfig:
     """Wu et al. 2020: the Transformer with long-short range attention in both stacks, and full cross-attention."""
-    reading = _lite_layers(size, "relu", size.norm_of(1e-5))
+    reading = size.lite_layers("relu", size.norm_of(1e-5))
     cross = FullConfig(heads=size.heads, dropout=size.dropout)
     writing = [layer.changed(mixer=layer.mixer.changed(is_causal=True), cross=cross) for layer in reading]
     embedding = size.embedding(positions="sinusoid", is_scaled=True, has_norm=False, types=0)
     encoder, decoder = size.encoder(embedding, *reading), size.encoder(embedding.changed(table="given"), *writing)
     return ModelConfig(family="lite-transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
-
-
-def _lite_layers(size: LiteSize, activation: Activation, norm: NormConfig) -> list[LayerConfig]:
-    """Return layers whose convolutions reach further from layer to layer: 3, 7, 15, then 31 tokens."""
-    feedforward = FeedForwardConfig(neurons=size.neurons or size.width, activation=activation)
-    mixer = LongShortConfig(
-        heads=size.heads, kernel_from=size.kernel_from, is_gated=size.is_gated, dropout=size.dropout
-    )
-    return [
-        size.layer(mixer.changed(kernel_size=min(2 ** (index + 2) - 1, 31)), feedforward=feedforward, norm=norm)
-        for index in range(size.layers)
-    ]
 
 
 def albert(size: FactorisedSize) -> ModelConfig:

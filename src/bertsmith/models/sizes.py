@@ -8,6 +8,7 @@ from bertsmith.layers.elementwise import Activation, NormConfig, NormKind
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.long_short import LongShortConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
@@ -133,6 +134,17 @@ class LiteSize(Size):
     kernel_from: Literal["token", "fixed", "depthwise"] = "token"
     is_gated: bool = True
     """Gate the input of the convolutions; the IWSLT models of the paper do not."""
+
+    def lite_layers(self, activation: Activation, norm: NormConfig) -> list[LayerConfig]:
+        """Return layers whose convolutions reach further from layer to layer: 3, 7, 15, then 31 tokens."""
+        feedforward = FeedForwardConfig(neurons=self.neurons or self.width, activation=activation)
+        mixer = LongShortConfig(
+            heads=self.heads, kernel_from=self.kernel_from, is_gated=self.is_gated, dropout=self.dropout
+        )
+        return [
+            self.layer(mixer.changed(kernel_size=min(2 ** (index + 2) - 1, 31)), feedforward=feedforward, norm=norm)
+            for index in range(self.layers)
+        ]
 
 
 class LiteTransformerSize(LiteSize):

@@ -79,6 +79,8 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
     "span_conv": (_stack("span_conv", "span_conv wide, one value"), "spans"),
     "dynamic_conv": (_stack("dynamic_conv", "dynamic_conv depthwise", "dynamic_conv causal"), "embedder"),
     "long_short": (_stack("long_short", "long_short fixed, ungated", "long_short causal"), "spans"),
+    "sparse": (_stack("full sparsemax", "disentangled entmax causal", "span_conv entmax"), "classifier"),
+    "sparse by sorting": (_stack("full entmax15 causal", "disentangled sparsemax"), "tagger"),
     "favor": (_stack("favor", "favor relu", "favor hyperbolic with wider values"), "classifier"),
     "albert-base": (_family("albert-base"), "classifier of the pooler"),
     "universal-base": (_family("universal-base"), "tagger"),

@@ -389,7 +389,7 @@ def translation_model(
         model = require_decoder(copy.deepcopy(start).cpu().float())
     elif source.folder is not None:
         check_name(source.folder)
-        model = require_decoder(load(source.folder))
+        model = require_decoder(source.with_overrides(load(source.folder)))
         model.require_tokenizer()
     else:
         config = translation_config(source, settings.tokenizer.vocabulary)  # raises before a tokenizer is learned

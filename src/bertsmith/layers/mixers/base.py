@@ -14,9 +14,11 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
+from bertsmith.layers.mixers.sparse import SparseWeights
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.dispatch import Implementations
+from bertsmith.ops.sparse import SparseMap
 from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
@@ -204,6 +206,7 @@ class QueryKeyValueMixer(Mixer):
         super().__init__()
         self.heads, self.head_width, self.value_width = heads, head_width, value_width
         self.dropout, self.is_causal = dropout, is_causal
+        self.sparse: SparseWeights | None = None  # for mixers that can have sparse weights instead of the softmax
         *_, has_value_bias = biased
         if value_width != head_width:
             biased = biased[:2]
@@ -230,6 +233,8 @@ class QueryKeyValueMixer(Mixer):
         for layer in self._layers_by_head().values():
             layer.reorder(units_out=heads)
         self.output.reorder(units_in=heads)
+        if self.sparse is not None:
+            self.sparse.reorder(heads)
 
     def extract(self, cut: LayerCut) -> Self:
         small = copy.deepcopy(self)
@@ -237,7 +242,13 @@ class QueryKeyValueMixer(Mixer):
         for name, layer in self._layers_by_head().items():
             setattr(small, name, layer.extract(keep_out=cut.heads))
         small.output = self.output.extract(keep_in=cut.heads)
+        if self.sparse is not None:
+            small.sparse = self.sparse.extract(cut.heads)
         return small
+
+    def _sparse_map(self, context: ForwardContext) -> SparseMap | None:
+        """Return the function from scores to weights of the kept heads; None for the softmax."""
+        return None if self.sparse is None else self.sparse(context.keep_heads)
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """Return query, key and value, each (…, heads, head_width); key and value are the memory's if there is one."""

@@ -14,6 +14,7 @@ from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
 from bertsmith.layers.mixers.dynamic_conv import DynamicConv, DynamicConvConfig
 from bertsmith.layers.mixers.full import FullAttention, FullConfig
+from bertsmith.layers.mixers.sparse import SparseConfig
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.conv import odd_kernel_size
 
@@ -32,6 +33,8 @@ class LongShortConfig(MixerConfig):
     or per channel (depthwise)."""
     is_gated: bool = True
     """Project the input of the convolution with a gated linear unit instead of a linear layer."""
+    sparse: SparseConfig | None = None
+    """Sparse weights of the attention heads; None for the softmax."""
 
     def resolved_head_width(self, width: int) -> int:
         if self.head_width is None and width % (2 * self.heads):
@@ -53,7 +56,9 @@ class LongShortConfig(MixerConfig):
     def _halves(self, width: int) -> tuple[FullConfig, DynamicConvConfig]:
         """Return the settings of the attention and of the convolution, each over half of the channels."""
         heads, head_width, dropout = self.heads, self.resolved_head_width(width), self.dropout
-        attention = FullConfig(heads=heads, head_width=head_width, dropout=dropout, is_causal=self.is_causal)
+        attention = FullConfig(
+            heads=heads, head_width=head_width, dropout=dropout, is_causal=self.is_causal, sparse=self.sparse
+        )
         convolution = DynamicConvConfig(
             heads=heads,
             head_width=head_width,

@@ -17,6 +17,7 @@ from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.long_short import LongShortConfig
+from bertsmith.layers.mixers.multi_linear import MultiLinearConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.mixers.sparse import SparseConfig
 from bertsmith.layers.positions import RelativeConfig, token_rotations
@@ -25,7 +26,7 @@ from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
-from bertsmith.ops import attention, conv, disentangled, favor
+from bertsmith.ops import attention, conv, disentangled, favor, multi_linear
 from bertsmith.ops.dispatch import Implementations
 from bertsmith.ops.sparse import SparseMap
 
@@ -82,6 +83,8 @@ MIXER_CASES: dict[str, MixerConfig] = {
     ),
     "long_short causal": LongShortConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
     "long_short fixed causal": LongShortConfig(heads=HEADS, kernel_from="fixed", dropout=0.0, is_causal=True),
+    "multi_linear": MultiLinearConfig(heads=HEADS, dropout=0.0, max_length=20),
+    "multi_linear causal": MultiLinearConfig(heads=HEADS, head_width=3, dropout=0.0, max_length=16, is_causal=True),
     "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
     "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
     "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, feature_map="relu"),
@@ -249,6 +252,10 @@ def _favor(feature_map: str) -> OpCase:
     return OpCase(partial(favor.favor, features=features, chunk=4), favor.BACKENDS, _attended)
 
 
+def _multi_linear(shape: tuple[int, ...]) -> list[Tensor]:
+    return [*(_numbers(*shape, 6) for _ in range(3)), _numbers(14, 14, 5)]
+
+
 def _light_conv(is_fixed: bool, **options: bool) -> OpCase:
     def tensors(shape: tuple[int, ...]) -> list[Tensor]:
         return [_numbers(*shape, 3, 2), _numbers(3, 5) if is_fixed else _numbers(*shape, 3, 5)]
@@ -283,5 +290,6 @@ OP_CASES: dict[str, OpCase] = {
     "light_conv legacy": _light_conv(is_fixed=True, legacy_padding=True),
     "light_conv by token": _light_conv(is_fixed=False),
     "light_conv by token legacy": _light_conv(is_fixed=False, legacy_padding=True),
+    "multi_linear": OpCase(multi_linear.multi_linear, multi_linear.BACKENDS, _multi_linear),
     **{f"favor {feature_map}": _favor(feature_map) for feature_map in favor.FEATURE_MAPS},
 }

@@ -81,6 +81,7 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
     "long_short": (_stack("long_short", "long_short fixed, ungated", "long_short causal"), "spans"),
     "sparse": (_stack("full sparsemax", "disentangled entmax causal", "span_conv entmax"), "classifier"),
     "sparse by sorting": (_stack("full entmax15 causal", "disentangled sparsemax"), "tagger"),
+    "multi_linear": (_stack("multi_linear", "multi_linear causal"), "spans"),
     "favor": (_stack("favor", "favor relu", "favor hyperbolic with wider values"), "classifier"),
     "albert-base": (_family("albert-base"), "classifier of the pooler"),
     "universal-base": (_family("universal-base"), "tagger"),

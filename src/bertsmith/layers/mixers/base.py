@@ -43,6 +43,7 @@ MAP_KINDS: dict[str, MapKind] = {
     "content_to_content": MapKind(is_score=True),
     "content_to_position": MapKind(is_score=True),
     "position_to_content": MapKind(is_score=True),
+    "multi_linear": MapKind(is_score=True),
 }
 """Every map that a mixer may return, by name."""
 
@@ -90,7 +91,7 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(
             f"{type(self).__name__} has no query, key and value; allowed: mixers of kind full, disentangled, "
-            "span_conv, long_short and favor"
+            "span_conv, long_short, favor and multi_linear"
         )
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -159,6 +160,11 @@ class MixerConfig(Record, ABC):
     def reads_positions(self) -> bool:
         """Whether the encoder must have a relative position table."""
         return False
+
+    @property
+    def length_limit(self) -> int | None:
+        """Maximum length of a sequence; None for any length."""
+        return None
 
     def resolved_head_width(self, width: int) -> int:
         """Return the width of one head in an encoder of this width; raise ValueError if heads do not divide it."""

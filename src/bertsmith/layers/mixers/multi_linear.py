@@ -1,6 +1,6 @@
 """Multi-linear attention (Ma et al. 2019, Tensorized Transformer), for comparisons: no softmax, weights for all pairs.
 
-docs/papers/lite.md lists what was found about it.
+docs/papers/lite.md lists its limits.
 """
 
 from typing import Literal

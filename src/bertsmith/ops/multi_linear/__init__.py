@@ -1,7 +1,5 @@
 """Multi-linear attention (Ma et al. 2019): every pair of positions has its own output weights (docs/papers/lite.md)."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -47,13 +45,12 @@ def multi_linear_map(
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed;
     the result (batch, heads, queries, keys).
     """
-    padded = MultiLinearInputs(query, key, value, layout, layout, is_causal, pairs=query.new_empty(0)).padded()
-    # (batch, length, heads, head_width) -> (batch, length, rank)
-    flat = (tensor.flatten(-2) for tensor in (padded.query, padded.key, padded.value))
-    query, key, value = reference.masked(replace(padded, **dict(zip(("query", "key", "value"), flat, strict=True))))
+    by_head = query.shape[-2:]
+    query, key, value = (tensor.flatten(-2) for tensor in (query, key, value))  # (…, heads, head_width) -> (…, rank)
+    inputs = MultiLinearInputs(query, key, value, layout, layout, is_causal, pairs=query.new_empty(0)).padded()
+    query, key, value = reference.masked(inputs)
     total = value.cumsum(1) if is_causal else value.sum(1, keepdim=True)
-    by_head = (-1, padded.query.shape[-1])
-    weighted = (query * total / padded.counts()).unflatten(-1, by_head)
+    weighted = (query * total / inputs.counts()).unflatten(-1, by_head)
     scores = torch.einsum("bihr,bjhr->bhij", weighted, key.unflatten(-1, by_head))
     return scores.tril() if is_causal else scores
 
@@ -63,7 +60,8 @@ def multi_linear_step(
 ) -> tuple[Tensor, Tensor]:
     """Return the causal output of the last token, (batch, width), and the new memory, (batch, rank, width).
 
-    Shape: query (batch, rank); key, value (batch, length, rank) with the last token; memory that of the tokens before.
+    Shape: query (batch, rank); key, value (batch, length, rank) including the last token; memory of earlier tokens,
+    (batch, rank, width).
     """
     last = key.shape[1] - 1
     wide = memory.dtype

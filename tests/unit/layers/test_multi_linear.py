@@ -5,9 +5,11 @@ import torch
 from cases import WIDTH, forward_context, packed_layout, padded_layout
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.engines.int8 import int8_model
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import LayerGates
-from bertsmith.layers.mixers.multi_linear import MultiLinear, MultiLinearConfig
+from bertsmith.layers.mixers.multi_linear import MultiLinear, MultiLinearConfig, RankCore
+from bertsmith.layers.quantised import QuantisationConfig, QuantisedLinear
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
@@ -134,3 +136,14 @@ def test_pruning_scores_and_folded_gates() -> None:
     expected = model.run(EncoderInputs(ids, SequenceLayout.full(2, 9), gates=gates)).last
     fold_gates(model, gates)
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-12)
+
+
+def test_core_is_not_quantised() -> None:
+    quantised = build(network().changed(heads=(), quantisation=QuantisationConfig()), seed=0).eval()
+    mixer = quantised.encoder.blocks[0].mixer
+    assert isinstance(mixer.project, QuantisedLinear)
+    assert type(mixer.output) is RankCore
+    ids = torch.randint(0, 50, (2, 9))
+    small = int8_model(build(network().changed(heads=()), seed=0).eval(), "int8_weights")
+    plain = build(network().changed(heads=()), seed=0).eval()(ids)
+    torch.testing.assert_close(small(ids), plain, rtol=0, atol=0.1)

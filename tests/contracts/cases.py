@@ -16,15 +16,19 @@ from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.long_short import LongShortConfig
+from bertsmith.layers.mixers.multi_linear import MultiLinearConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
+from bertsmith.layers.mixers.sparse import SparseConfig
 from bertsmith.layers.positions import RelativeConfig, token_rotations
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
-from bertsmith.ops import attention, conv, disentangled, favor
+from bertsmith.ops import attention, conv, disentangled, favor, multi_linear
 from bertsmith.ops.dispatch import Implementations
+from bertsmith.ops.sparse import SparseMap
 
 WIDTH, HEADS = 24, 4
 LENGTH_CASES = {"one": [1], "odd": [7, 3, 1], "mixed": [5, 12, 1, 9, 2], "equal": [6, 6]}
@@ -72,6 +76,15 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "span_conv causal": SpanConvConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
     "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
+    "long_short": LongShortConfig(heads=HEADS, dropout=0.0),
+    "long_short fixed, ungated": LongShortConfig(heads=HEADS, kernel_from="fixed", is_gated=False, dropout=0.0),
+    "long_short depthwise, wide": LongShortConfig(
+        heads=HEADS, head_width=5, kernel_size=3, kernel_from="depthwise", dropout=0.0
+    ),
+    "long_short causal": LongShortConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
+    "long_short fixed causal": LongShortConfig(heads=HEADS, kernel_from="fixed", dropout=0.0, is_causal=True),
+    "multi_linear": MultiLinearConfig(heads=HEADS, dropout=0.0, max_length=20),
+    "multi_linear causal": MultiLinearConfig(heads=HEADS, head_width=3, dropout=0.0, max_length=16, is_causal=True),
     "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
     "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
     "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, feature_map="relu"),
@@ -91,6 +104,17 @@ MIXER_CASES |= {
         update={"position_to_content_row": "paper", "is_causal": True, "shares_projections": False}
     ),
     "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
+}
+SPARSEMAX, ENTMAX15, ENTMAX = (SparseConfig(kind=kind) for kind in ("sparsemax", "entmax15", "entmax"))
+MIXER_CASES |= {
+    "full sparsemax": FullConfig(heads=HEADS, dropout=0.0, sparse=SparseConfig(sparsity=-1.0)),
+    "full entmax15 causal": FullConfig(heads=HEADS, dropout=0.0, sparse=ENTMAX15, is_causal=True),
+    "full entmax in a window": FullConfig(heads=HEADS, dropout=0.0, window=2, sparse=ENTMAX),
+    "span_conv entmax": SpanConvConfig(heads=HEADS, dropout=0.0, sparse=ENTMAX),
+    "span_conv none sparsemax": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, sparse=SPARSEMAX),
+    "long_short entmax causal": LongShortConfig(heads=HEADS, dropout=0.0, sparse=ENTMAX, is_causal=True),
+    "disentangled sparsemax": DISENTANGLED.model_copy(update={"sparse": SPARSEMAX}),
+    "disentangled entmax causal": DISENTANGLED.model_copy(update={"sparse": ENTMAX, "is_causal": True}),
 }
 ROTARIES = [config.build(WIDTH).rotary for config in MIXER_CASES.values()]
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if config.is_causal]
@@ -144,6 +168,7 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
 
 # one preset per architecture, and the presets whose settings switch on another part
 FAMILIES = sorted({architecture: name for name, (architecture, _) in reversed(PRESETS.items())}.values())
+SEQ2SEQ = [name for name in FAMILIES if "transformer" in name]
 FAMILIES += ["convbert-medium-small", "dynamicconv-base", "performer-relu-base"]
 FAMILIES += [f"bert-tiny {variant}" for variant in VARIANTS]
 
@@ -196,7 +221,17 @@ def _attended(shape: tuple[int, ...]) -> list[Tensor]:
     return [_numbers(*shape, 3, 8) for _ in range(3)]
 
 
-def _disentangled(has_keys: bool, has_queries: bool, has_positions: bool = False) -> OpCase:
+def _sparse_attention(shape: tuple[int, ...]) -> list[Tensor]:
+    return [*_attended(shape), torch.tensor([1.1, 1.5, 1.9], dtype=torch.float64, requires_grad=True)]
+
+
+def _with_alpha(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, **options: Any) -> Tensor:
+    return attention.attention(query, key, value, sparse=SparseMap(alpha, scale=2.0), **options)
+
+
+def _disentangled(
+    has_keys: bool, has_queries: bool, has_positions: bool = False, sparse: SparseMap | None = None
+) -> OpCase:
     slots = disentangled.bucket_slots(4, 9, clamps_distance=True)
 
     def op(*tensors: Tensor, backend: str, is_causal: bool, layout: SequenceLayout) -> Tensor:
@@ -205,7 +240,7 @@ def _disentangled(has_keys: bool, has_queries: bool, has_positions: bool = False
         relative = disentangled.RelativePositions(torch.empty(0), slots, positions if has_positions else None)
         rows = iter(tables)
         pair = [next(rows) if has_table else None for has_table in (has_keys, has_queries)]
-        options = {"is_causal": is_causal, "backend": backend}
+        options = {"is_causal": is_causal, "backend": backend, "sparse": sparse}
         return disentangled.disentangled(query, key, value, *pair, layout, relative, **options)
 
     tables = has_keys + has_queries
@@ -219,6 +254,10 @@ def _favor(feature_map: str) -> OpCase:
     matrix = favor.draw(20, 8, torch.Generator().manual_seed(0), has_constant_norms=constant)
     features = favor.RandomFeatures(matrix, feature_map)
     return OpCase(partial(favor.favor, features=features, chunk=4), favor.BACKENDS, _attended)
+
+
+def _multi_linear(shape: tuple[int, ...]) -> list[Tensor]:
+    return [*(_numbers(*shape, 6) for _ in range(3)), _numbers(14, 14, 5)]
 
 
 def _light_conv(is_fixed: bool, **options: bool) -> OpCase:
@@ -239,7 +278,10 @@ OP_CASES: dict[str, OpCase] = {
     "attention with wider values": OpCase(
         attention.attention, attention.BACKENDS, lambda shape: [*_attended(shape)[:2], _numbers(*shape, 3, 5)]
     ),
+    "attention sparsemax": OpCase(partial(attention.attention, sparse=SparseMap(2.0)), attention.BACKENDS, _attended),
+    "attention entmax": OpCase(_with_alpha, attention.BACKENDS, _sparse_attention),
     "disentangled": _disentangled(True, True),
+    "disentangled entmax15": _disentangled(True, True, sparse=SparseMap(1.5)),
     "disentangled c2p": _disentangled(True, False),
     "disentangled p2c": _disentangled(False, True),
     "disentangled content": _disentangled(False, False),
@@ -252,5 +294,6 @@ OP_CASES: dict[str, OpCase] = {
     "light_conv legacy": _light_conv(is_fixed=True, legacy_padding=True),
     "light_conv by token": _light_conv(is_fixed=False),
     "light_conv by token legacy": _light_conv(is_fixed=False, legacy_padding=True),
+    "multi_linear": OpCase(multi_linear.multi_linear, multi_linear.BACKENDS, _multi_linear),
     **{f"favor {feature_map}": _favor(feature_map) for feature_map in favor.FEATURE_MAPS},
 }

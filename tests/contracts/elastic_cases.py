@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from cases import FAMILIES, packed_layout, padded_layout, rows_of, tiny_model
+from cases import FAMILIES, SEQ2SEQ, packed_layout, padded_layout, rows_of, tiny_model
 from torch import Tensor
 
 from bertsmith.answers.sequences import IGNORED
@@ -24,7 +24,7 @@ from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.step import TrainStep
 
 # without the encoder-decoder, which has no task head, and generators, which differ from their families in size only
-ENCODERS = [name for name in FAMILIES if name != "transformer-tiny" and not name.endswith("-generator")]
+ENCODERS = [name for name in FAMILIES if name not in SEQ2SEQ and not name.endswith("-generator")]
 LENGTHS = (7, 1, 4, 6)
 LABELS = ("a", "b", "c")
 

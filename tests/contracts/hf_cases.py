@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from cases import FAMILIES, tiny_model
+from cases import FAMILIES, SEQ2SEQ, tiny_model
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -26,7 +26,7 @@ with warnings.catch_warnings():  # transformers' DeBERTa uses torch.jit.script o
     from transformers import DebertaModel, DebertaV2Model  # noqa: F401
 
 LABELS = ("bad", "good", "so-so")
-ENCODERS = [name for name in FAMILIES if name != "transformer-tiny" and not name.endswith("-generator")]
+ENCODERS = [name for name in FAMILIES if name not in SEQ2SEQ and not name.endswith("-generator")]
 
 TASK_HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
     "classification": lambda config: classifier_head(config, LABELS),

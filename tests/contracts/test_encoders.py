@@ -17,7 +17,7 @@ SUBNETS = {
     "width": Subnet(width=0.5),
     "depth": Subnet(depth=0.67),
     "both": Subnet(width=0.25, depth=0.34, depth_rule="drop_last"),
-    "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 90)),
+    "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 20)),
 }
 
 

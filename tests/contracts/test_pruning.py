@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import FAMILIES, packed_layout, tiny_model
+from cases import FAMILIES, SEQ2SEQ, packed_layout, tiny_model
 from torch import Tensor, nn
 
 from bertsmith.data.examples import TaskBatch
@@ -19,9 +19,9 @@ from bertsmith.objectives.supervised import Classes
 from bertsmith.shrinking.importance import importance, summed_over_uses
 from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, cut_down, fold_gates
 
-ENCODERS = [name for name in FAMILIES if not name.startswith("transformer")]
+ENCODERS = [name for name in FAMILIES if name not in SEQ2SEQ]
 # kernels are predicted from all heads, so removing a head changes the kernels of the others
-PREDICTED = ("convbert", "dynamicconv")
+PREDICTED = ("convbert", "dynamicconv", "lite-bert")
 LENGTHS = [6, 3, 9, 1]
 
 
@@ -65,8 +65,8 @@ def by_weights(model: Model, made: list[TaskBatch], *, is_zeroed: bool) -> list[
         Classes().sums(model.outputs(batch.tokens, batch.layout), batch).loss.div(len(LENGTHS)).backward()
         of_batch = []
         for block in model.encoder.blocks:
-            output, expand, contract = block.mixer.output, block.feedforward.expand, block.feedforward.contract
-            heads = _by_input(output, output.weight * output.weight.grad, block.mixer.heads)
+            outputs, expand, contract = block.mixer.outputs, block.feedforward.expand, block.feedforward.contract
+            heads = sum(_by_input(one, one.weight * one.weight.grad, block.mixer.heads) for one in outputs)
             neurons = block.feedforward.neurons
             before = _by_output(expand, expand.weight * expand.weight.grad, neurons)
             if expand.bias is not None:

@@ -12,16 +12,18 @@ from bertsmith.checkpoint.hf.adapter import HfConfig
 from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.checkpoint.store import load, read_config
 from bertsmith.errors import InputError, nearest
+from bertsmith.layers.mixers.sparse import SparseConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract, rebuild
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.convert import with_sparse_attention
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.settings import Plain, Record
 
 SOURCES = ("preset", "folder", "network")
-TRAINABLE_OVERRIDES = ("dropout", "layer_drop")
-"""Overrides that are allowed for existing weights: they change training, not the network."""
+TRAINABLE_OVERRIDES = ("dropout", "layer_drop", "sparse")
+"""Overrides that are allowed for existing weights: they change no weight; a learned α of sparse attention is added."""
 DEFAULT_VOCABULARY = 8000
 """Vocabulary size of a preset before its tokenizer is known."""
 
@@ -39,7 +41,8 @@ class ModelSource(Record):
     network: ModelConfig | None = None
     """A config written out, with fresh weights."""
     overrides: Plain = Field(default_factory=dict)
-    """Changed settings of the preset, such as layers or dropout; for a folder only dropout and layer_drop."""
+    """Changed settings of the preset, such as layers or dropout; for a folder only dropout, layer_drop and sparse.
+    `sparse` replaces the softmax of all attention, for example {kind = "sparsemax", sparsity = -1.0}."""
     subnet: Subnet | None = None
     """Sub-network of the folder's model, such as every second layer: subnet.depth = 0.5. None for the whole model."""
 
@@ -62,7 +65,7 @@ class ModelSource(Record):
             raise ValueError("give one of preset, folder, network")
         fixed = [name for name in self.overrides if name not in TRAINABLE_OVERRIDES]
         if self.folder is not None and fixed:
-            allowed = " and ".join(f"overrides.{name}" for name in TRAINABLE_OVERRIDES)
+            allowed = ", ".join(f"overrides.{name}" for name in TRAINABLE_OVERRIDES)
             raise ValueError(
                 f"overrides.{fixed[0]} belongs to the weights of the folder {self.folder!r}; allowed: {allowed}"
             )
@@ -71,6 +74,22 @@ class ModelSource(Record):
         if self.subnet is not None and self.folder is None:
             raise ValueError("subnet takes a part of the model of a folder; give folder")
         return self
+
+    @model_validator(mode="after")
+    def _check_sparse(self) -> "ModelSource":
+        _ = self.sparse
+        return self
+
+    @property
+    def sparse(self) -> SparseConfig | None:
+        """The sparse attention weights of the overrides; None for the model's own."""
+        settings = self.overrides.get("sparse")
+        if settings is None:
+            return None
+        table = SparseConfig.expand(settings, "overrides.sparse")
+        if not isinstance(table, Mapping):
+            raise InputError(f"overrides.sparse is {settings!r}; allowed: a name such as 'sparsemax', or a table")
+        return SparseConfig.parse(table, source="overrides.sparse")
 
     @property
     def is_given(self) -> bool:
@@ -87,21 +106,29 @@ class ModelSource(Record):
 
     def config(self, vocabulary: int) -> ModelConfig | None:
         """Return the config of fresh weights; None for a folder."""
-        if self.preset is not None:
-            return preset(self.preset, **{"vocabulary": vocabulary, **self.overrides})
-        return self.network
+        if self.preset is None:
+            return self.network
+        sizes = {name: value for name, value in self.overrides.items() if name != "sparse"}
+        config = preset(self.preset, **{"vocabulary": vocabulary, **sizes})
+        return config if self.sparse is None else with_sparse_attention(config, self.sparse)
 
     def load(self) -> Model:
-        """Load the folder's encoder in float32, with the overridden dropout rates, cut to the subnet."""
+        """Load the folder's encoder in float32, with the overridden settings, cut to the subnet."""
         assert self.folder is not None
         model = load(self.folder).float()
         check_encoder(model.config, self.folder)
+        return self.with_overrides(model)
+
+    def with_overrides(self, model: Model) -> Model:
+        """Return the folder's model with the overridden settings, cut to the subnet."""
         plain = model.config.plain()
         if "dropout" in self.overrides:
             plain = _set_dropout(plain, self.overrides["dropout"])
         if "layer_drop" in self.overrides:
             plain["encoder"]["layer_drop"] = self.overrides["layer_drop"]
         config = ModelConfig.parse(plain, source=f"overrides of {self.folder!r}")
+        if self.sparse is not None:
+            config = with_sparse_attention(config, self.sparse)
         model = model if config == model.config else rebuild(model, config)
         return model if self.subnet is None else extract(model, self.subnet)
 

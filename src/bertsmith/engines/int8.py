@@ -28,7 +28,7 @@ from bertsmith.layers.quantised import (
 )
 from bertsmith.models.build import assemble
 from bertsmith.models.model import Model
-from bertsmith.models.quantise import is_kernel, measuring, quantised, swap
+from bertsmith.models.quantise import measuring, multiplies_no_states, quantised, swap
 from bertsmith.text.tokenizer import Tokenizer
 
 Activations = Literal["float", "token", "measured"]
@@ -190,7 +190,7 @@ def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = (
     small = copy.deepcopy(model).to("cpu", torch.float32)
 
     def quantise(name: str, parent: nn.Module, module: nn.Module) -> nn.Module:
-        if isinstance(module, ElasticLinear) and not is_kernel(parent):
+        if isinstance(module, ElasticLinear) and not multiplies_no_states(parent, module):
             return Int8Linear(module, activations)
         if isinstance(module, GroupedLinear):
             return Int8GroupedLinear(module, activations)

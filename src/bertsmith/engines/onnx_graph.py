@@ -103,6 +103,7 @@ def max_input_length(config: ModelConfig, head: GraphHead | None = None) -> int 
     """Maximum length of a sequence; None if positions are relative only."""
     embedding, universal = config.encoder.embedding, config.encoder.universal
     limits = [embedding.max_length] if embedding.positions != "none" or universal is not None else []
+    limits += [layer.mixer.length_limit for layer in config.encoder.layers if layer.mixer.length_limit is not None]
     if head == "masked_tokens":
         limits += [head.max_length for head in config.heads if isinstance(head, MaskDecoderConfig)]
     return min(limits, default=None)

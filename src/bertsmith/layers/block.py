@@ -106,10 +106,10 @@ class Block(nn.Module):
         return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
 
     @property
-    def outputs(self) -> list[ElasticLinear | GroupedLinear]:
-        """The linear layers whose outputs are added to the residual stream."""
+    def outputs(self) -> list[tuple[ElasticLinear | GroupedLinear, ...]]:
+        """The linear layers whose outputs are added to the residual stream, by sub-layer."""
         mixers = [self.mixer] if self.cross is None else [self.mixer, self.cross]
-        return [*(mixer.output for mixer in mixers), self.feedforward.contract]
+        return [*(mixer.outputs for mixer in mixers), (self.feedforward.contract,)]
 
     @property
     def cross_sublayer(self) -> tuple[Mixer, Norm] | None:

@@ -8,6 +8,7 @@ from torch import nn
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.mixers.favor import FavorAttention
+from bertsmith.layers.mixers.sparse import SparseWeights
 from bertsmith.layers.subnet import Subnet, is_even
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
@@ -81,9 +82,10 @@ def scale_outputs(model: Model) -> None:
         stacks.append((model.decoder, model.config.decoder))
     for stack, config in stacks:
         if config.scales_outputs:
-            outputs = [output for block in stack._blocks() for output in block.outputs]
-            for output in dict.fromkeys(outputs):  # a shared projection counts in every layer but is scaled once
-                output.weight.div_(len(outputs) ** 0.5)
+            sublayers = [outputs for block in stack._blocks() for outputs in block.outputs]
+            # a shared projection counts in every layer but is scaled once
+            for output in dict.fromkeys(output for outputs in sublayers for output in outputs):
+                output.weight.div_(len(sublayers) ** 0.5)
     if model.generator is not None:
         scale_outputs(model.generator)
 
@@ -91,7 +93,8 @@ def scale_outputs(model: Model) -> None:
 def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
     """Return a model with the same weights and another config, which must have the same parameters.
 
-    Missing random feature matrices are drawn with the seed; unused ones are dropped.
+    Missing random feature matrices are drawn with the seed, a missing α of sparse attention starts at 1.5; unused ones
+    are dropped.
     """
     other = assemble(config).to(next(model.parameters()))
     message = "the weights of this model do not fit the config:"
@@ -100,11 +103,11 @@ def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
     except RuntimeError as error:
         raise InputError(f"{message} {str(error).splitlines()[1].strip()}") from None
     for name in (*differing.missing_keys, *differing.unexpected_keys):
-        if not name.endswith(".projection"):
+        if not name.endswith((".projection", ".alpha_logits")):
             raise InputError(f"{message} only one of them has {name}")
-    generator = torch.Generator().manual_seed(seed)
+    generator, lacking = torch.Generator().manual_seed(seed), {key.rpartition(".")[0] for key in differing.missing_keys}
     for name, module in other.named_modules():
-        if isinstance(module, FavorAttention) and f"{name}.projection" in differing.missing_keys:
+        if isinstance(module, FavorAttention | SparseWeights) and name in lacking:
             module.initialise(config.encoder.init_std, generator)
     other.tokenizer = model.tokenizer
     return other.train(model.training)

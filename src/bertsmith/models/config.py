@@ -81,6 +81,12 @@ class EncoderConfig(Record):
                     part.check(self.width)
                 except ValueError as error:
                     raise ValueError(f"layers.{index}.{name}: {error}") from None
+                limit = part.length_limit if isinstance(part, MixerConfig) else None
+                if limit is not None and limit < self.embedding.max_length:
+                    raise ValueError(
+                        f"layers.{index}.{name}.max_length is {limit}; allowed: embedding.max_length, "
+                        f"{self.embedding.max_length}, or more"
+                    )
                 if self.relative is None and isinstance(part, MixerConfig) and part.reads_positions:
                     raise ValueError(f"layers.{index}.{name} reads relative positions; set relative")
         return self

@@ -11,6 +11,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.sparse import SparseConfig
 from bertsmith.models.build import rebuild
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.model import Model
@@ -93,6 +94,31 @@ def _convert_mixer(mixer: MixerConfig, to: str, settings: dict[str, Any]) -> Mix
                 raise InputError(f"{name} is {value}, which {to} does not support; allowed: {field.default}")
     common = {name: value for name, value in mixer.plain().items() if name in _COMMON_SETTINGS}
     return _KINDS[to](kind=to, heads=mixer.heads).changed(**common, **settings)
+
+
+def with_sparse_attention(config: ModelConfig, sparse: SparseConfig | None) -> ModelConfig:
+    """Return the config with sparse weights, or with the softmax for None, in all attention of encoder and decoder.
+
+    Mixers without softmax attention (convolutions, favor) stay as they are; raise InputError if there are no others.
+    """
+    encoder = _sparse_stack(config.encoder, sparse)
+    decoder = None if config.decoder is None else _sparse_stack(config.decoder, sparse)
+    if not any("sparse" in type(layer.mixer).model_fields for layer in config.encoder.layers):
+        kinds = ", ".join(sorted({layer.mixer.kind for layer in config.encoder.layers}))
+        raise InputError(
+            f"sparse is given, but the mixers are of kind {kinds}; allowed: full, disentangled, span_conv, long_short"
+        )
+    return config.changed(encoder=encoder, decoder=decoder)
+
+
+def _sparse_stack(config: EncoderConfig, sparse: SparseConfig | None) -> EncoderConfig:
+    def changed(mixer: MixerConfig | None) -> MixerConfig | None:
+        if mixer is None or "sparse" not in type(mixer).model_fields:
+            return mixer
+        return mixer.model_copy(update={"sparse": sparse})
+
+    layers = (layer.changed(mixer=changed(layer.mixer), cross=changed(layer.cross)) for layer in config.layers)
+    return config.changed(layers=tuple(layers))
 
 
 _MIN_NORM = 1e-30  # avoids dividing an all-zero column by zero

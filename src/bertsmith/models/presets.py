@@ -26,6 +26,8 @@ from bertsmith.models.sizes import (
     DisentangledSize,
     DynamicConvSize,
     FactorisedSize,
+    LiteSize,
+    LiteTransformerSize,
     ModernSize,
     PerformerSize,
     Size,
@@ -152,6 +154,22 @@ def transformer(size: TransformerSize) -> ModelConfig:
     encoder = size.encoder(embedding, *[encoder_layer] * size.layers)
     decoder = size.encoder(embedding.changed(table="given"), *[decoder_layer] * size.layers)
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
+
+
+def lite_bert(size: LiteSize) -> ModelConfig:
+    """BERT with the layers of Wu et al. 2020 (sizes are ours): long-short range attention, flattened feed-forwards."""
+    encoder = size.encoder(size.embedding(), *size.lite_layers("gelu", size.norm_of()))
+    return ModelConfig(family="lite-bert", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig()))
+
+
+def lite_transformer(size: LiteTransformerSize) -> ModelConfig:
+    """Wu et al. 2020: the Transformer with long-short range attention in both stacks, and full cross-attention."""
+    reading = size.lite_layers("relu", size.norm_of(1e-5))
+    cross = FullConfig(heads=size.heads, dropout=size.dropout)
+    writing = [layer.changed(mixer=layer.mixer.changed(is_causal=True), cross=cross) for layer in reading]
+    embedding = size.embedding(positions="sinusoid", is_scaled=True, has_norm=False, types=0)
+    encoder, decoder = size.encoder(embedding, *reading), size.encoder(embedding.changed(table="given"), *writing)
+    return ModelConfig(family="lite-transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
 
 
 def albert(size: FactorisedSize) -> ModelConfig:

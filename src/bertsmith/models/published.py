@@ -20,6 +20,8 @@ from bertsmith.models.presets import (
     dynamic_conv,
     electra,
     electra_generator,
+    lite_bert,
+    lite_transformer,
     modern,
     performer,
     transformer,
@@ -33,6 +35,8 @@ from bertsmith.models.sizes import (
     DisentangledSize,
     DynamicConvSize,
     FactorisedSize,
+    LiteSize,
+    LiteTransformerSize,
     ModernSize,
     PerformerSize,
     Size,
@@ -40,6 +44,14 @@ from bertsmith.models.sizes import (
     UniversalSize,
 )
 from bertsmith.settings import explain
+
+
+def _iwslt(width: int) -> LiteTransformerSize:
+    """Return a Lite Transformer of the IWSLT experiments: lightweight convolutions without a gate."""
+    return LiteTransformerSize(
+        width=width, kernel_from="fixed", is_gated=False, dropout=0.2, init_std=round(width**-0.5, 3)
+    )
+
 
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
@@ -89,6 +101,17 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     ),
     "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel_from="fixed")),
     "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel_from="token")),
+    # sizes of ours
+    "lite-bert-small": (lite_bert, LiteSize(width=256, layers=12, heads=4)),
+    "lite-bert-base": (lite_bert, LiteSize(width=768, layers=12, heads=12)),
+    # the counterpart of transformer-small, a size of ours
+    "lite-transformer-small": (lite_transformer, LiteTransformerSize(width=256, layers=3, init_std=0.06)),
+    "lite-transformer-iwslt-160": (lite_transformer, _iwslt(160)),
+    "lite-transformer-iwslt-240": (lite_transformer, _iwslt(240)),
+    "lite-transformer-iwslt-320": (lite_transformer, _iwslt(320)),
+    "lite-transformer-wmt-200": (lite_transformer, LiteTransformerSize(width=200, init_std=0.071)),
+    "lite-transformer-wmt-408": (lite_transformer, LiteTransformerSize(width=408, init_std=0.05)),
+    "lite-transformer-wmt-496": (lite_transformer, LiteTransformerSize(width=496, init_std=0.045)),
     "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, init_std=0.06)),
     "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, init_std=0.06)),
     "transformer-base": (

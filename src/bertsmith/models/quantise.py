@@ -14,6 +14,7 @@ from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers.base import QueryKeyValueMixer
 from bertsmith.layers.mixers.kernels import DepthwiseKernel, FixedKernel
+from bertsmith.layers.mixers.multi_linear import RankCore
 from bertsmith.layers.quantised import (
     QuantisationConfig,
     QuantisedGroupedLinear,
@@ -56,7 +57,7 @@ def make_quantised(model: Model) -> None:
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
         bits = _bits(config, name)
-        if isinstance(part, ElasticLinear) and not is_kernel(parent):
+        if isinstance(part, ElasticLinear) and not multiplies_no_states(parent, part):
             # queries, keys and values are operands of the attention products
             rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
             return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
@@ -71,9 +72,9 @@ def make_quantised(model: Model) -> None:
     model.train(model.training)
 
 
-def is_kernel(part: nn.Module) -> bool:
-    """Whether the module's matrix holds convolution kernels instead of multiplying hidden states."""
-    return isinstance(part, FixedKernel | DepthwiseKernel)
+def multiplies_no_states(parent: nn.Module, module: nn.Module) -> bool:
+    """Return whether a matrix is never multiplied by hidden states: the taps of a convolution, the core of a rank."""
+    return isinstance(parent, FixedKernel | DepthwiseKernel) or isinstance(module, RankCore)
 
 
 def swap(model: nn.Module, make: Make) -> None:

@@ -11,6 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig, PositionRow
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.long_short import LongShortConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, Sharing
 from bertsmith.ops.favor import FeatureMapName
@@ -177,6 +178,35 @@ class TransformerSize(Size):
     head_width: int | None = None
     value_width: int | None = None
     positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
+    max_length: Count = 1024
+
+
+class LiteSize(Size):
+    """A size of long-short range attention; the feed-forward is as wide as the layer unless `neurons` is set."""
+
+    neurons: Count | None = None
+    """Neurons of the feed-forward; None for the width, the paper's "flattened" layer."""
+    kernel_from: Literal["token", "fixed", "depthwise"] = "token"
+    is_gated: bool = True
+    """Gate the input of the convolutions; the IWSLT models of the paper do not."""
+
+    def lite_layers(self, activation: Activation, norm: NormConfig) -> list[LayerConfig]:
+        """Return layers whose convolutions reach further from layer to layer: 3, 7, 15, then 31 tokens."""
+        feedforward = FeedForwardConfig(neurons=self.neurons or self.width, activation=activation)
+        mixer = LongShortConfig(
+            heads=self.heads, kernel_from=self.kernel_from, is_gated=self.is_gated, dropout=self.dropout
+        )
+        return [
+            self.layer(mixer.changed(kernel_size=min(2 ** (index + 2) - 1, 31)), feedforward=feedforward, norm=norm)
+            for index in range(self.layers)
+        ]
+
+
+class LiteTransformerSize(LiteSize):
+    """A Lite Transformer; 4 heads in all attention, where its WMT models have 8 in cross-attention."""
+
+    layers: Count = 6
+    heads: Count = 4
     max_length: Count = 1024
 
 

@@ -96,6 +96,8 @@ CRAMMED: dict[str, Recipe] = {
         performer_relu_base=(_BASE, _LONG_ONLY),
         lightconv_base=_BASE,
         dynamicconv_base=_BASE,
+        lite_bert_small=(_WIDTH_256, _DEEP),
+        lite_bert_base=_BASE,
         universal_base=_BASE,
     ),
     **by_preset(

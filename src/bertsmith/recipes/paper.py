@@ -167,6 +167,12 @@ PAPER: dict[str, Recipe] = {
         performer_relu_base={},
     ),
     **by_preset(
-        "none published for text encoders; BERT's", _BERT, lightconv_base={}, dynamicconv_base={}, universal_base={}
+        "none published for text encoders; BERT's",
+        _BERT,
+        lightconv_base={},
+        dynamicconv_base={},
+        lite_bert_small={},
+        lite_bert_base={},
+        universal_base={},
     ),
 }

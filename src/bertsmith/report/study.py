@@ -6,6 +6,7 @@ All queries (counted tokens of all texts) have equal weight, and so have all hea
   to 1 sum to 1.
 - `mean` at distance d: the same sum divided by the number of token pairs at that distance.
 - `near`: the share of the mass within ±NEAR.
+- `support`: the number of keys with a weight above 0, averaged over queries.
 - `average` at (query, key): the mean over the texts that have both positions.
 """
 
@@ -34,6 +35,7 @@ class _Sums:
 
     cells: np.ndarray  # (length, length), also summed over heads
     distances: np.ndarray  # (heads, 2 length - 1)
+    support: np.ndarray  # (heads,), pairs with a weight above 0
 
 
 class MapStudy:
@@ -83,9 +85,10 @@ class MapStudy:
         total = sums[layer]
         if total is None:
             cells = np.zeros((self.length, self.length))
-            total = sums[layer] = _Sums(cells, np.zeros((len(summed), 2 * self.length - 1)))
+            total = sums[layer] = _Sums(cells, np.zeros((len(summed), 2 * self.length - 1)), np.zeros(len(summed)))
         total.cells[:max_length, :max_length] += summed.sum(0).numpy()
         total.distances += self._by_distance(summed)
+        total.support += (real > 0).sum((0, 2, 3)).numpy()
 
     def _by_distance(self, maps: Tensor) -> np.ndarray:
         """Sum along the diagonals: (heads, max_length, max_length) -> (heads, 2 length - 1)."""
@@ -128,6 +131,11 @@ class MapStudy:
     def near_by_head(self, name: str, layer: int) -> list[float]:
         """Return the share of each head's mass within ±NEAR."""
         return [_within(self.distances, head) for head in self._heads(name, layer)]
+
+    def support_by_head(self, name: str, layer: int) -> list[float]:
+        """Return the mean number of keys to which a query of each head gives a weight above 0."""
+        (sums,) = self._select(name, layer)
+        return [float(count) for count in sums.support / max(self.queries, 1)]
 
     def kernels(self, name: str) -> Kernels:
         """Return the average kernel of every convolution head: at each tap the mean over all token pairs."""
@@ -247,6 +255,7 @@ class MapStatistics:
     near: float | None = None
     near_by_layer: dict[str, float] | None = None
     near_by_head: dict[str, list[float]] | None = None
+    support_by_head: dict[str, list[float]] | None = None
     mass: float | None = None
     mass_by_distance: list[float] | None = None
     mass_by_distance_by_layer: dict[str, list[float]] | None = None
@@ -307,6 +316,7 @@ def _map_statistics(study: MapStudy, name: str) -> MapStatistics:
         near=study.near(name),
         near_by_layer={number: study.near(name, layer) for number, layer in layers.items()},
         near_by_head={number: study.near_by_head(name, layer) for number, layer in layers.items()},
+        support_by_head={number: study.support_by_head(name, layer) for number, layer in layers.items()},
         mass=float(study.mass(name).sum()),
         mass_by_distance=_rounded(study.mass(name)),
         mass_by_distance_by_layer={number: _rounded(study.mass(name, layer)) for number, layer in layers.items()},

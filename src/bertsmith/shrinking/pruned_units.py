@@ -92,8 +92,8 @@ def fold_gates(model: Model, gates: Sequence[LayerGates]) -> None:
     """Multiply the output weights of every unit by its gate, in place."""
     scaled = set()
     for block, layer_gates in zip(model.encoder._blocks(), gates, strict=True):
-        outputs = ((block.mixer.output, layer_gates.heads), (block.feedforward.contract, layer_gates.neurons))
-        for linear, factors in outputs:
+        heads = [(output, layer_gates.heads) for output in block.mixer.outputs]
+        for linear, factors in (*heads, (block.feedforward.contract, layer_gates.neurons)):
             if factors is not None and linear not in scaled:  # shared layers are scaled once
                 linear.scale(factors)
                 scaled.add(linear)

@@ -391,7 +391,7 @@ def translation_model(
         settings.pair_task.check_tokenizer(model.require_tokenizer())
     elif source.folder is not None:
         check_name(source.folder)
-        model = require_decoder(load(source.folder))
+        model = require_decoder(source.with_overrides(load(source.folder)))
         settings.pair_task.check_tokenizer(model.require_tokenizer())
     else:
         config = translation_config(source, settings.tokenizer.vocabulary)  # raises before a tokenizer is learned

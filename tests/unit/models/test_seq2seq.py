@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from cases import packed_layout, padded_layout, rows_of, tiny_model
+from cases import SEQ2SEQ, packed_layout, padded_layout, rows_of, tiny_model
 
 import bertsmith
 from bertsmith import SequenceLayout, Subnet
@@ -16,8 +16,8 @@ from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq, _sample
 START, END = 1, 2
 
 
-def seq2seq(seed: int = 0) -> Seq2Seq:
-    model = tiny_model("transformer-tiny", seed=seed)
+def seq2seq(seed: int = 0, name: str = "transformer-tiny") -> Seq2Seq:
+    model = tiny_model(name, seed=seed)
     assert isinstance(model, Seq2Seq)
     return model
 
@@ -50,8 +50,9 @@ def uncached_greedy(model: Seq2Seq, ids: torch.Tensor, mask: torch.Tensor, extra
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_greedy_equals_uncached_greedy_and_beam_one(seed: int) -> None:
-    model = seq2seq(seed)
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_greedy_equals_uncached_greedy_and_beam_one(name: str, seed: int) -> None:
+    model = seq2seq(seed, name)
     ids, mask = sources([6, 2, 4])
     with torch.no_grad():
         expected = uncached_greedy(model, ids, mask, extra=6)

@@ -93,6 +93,10 @@ def test_study_equals_loops(name: str, layers: list[int], layer: int | None, ski
     np.testing.assert_allclose(study.average(name, layer), average, atol=1e-12)
     np.testing.assert_allclose(study.mass(name, layer), mass, atol=1e-12)
     np.testing.assert_allclose(study.mean(name, layer), mean, atol=1e-12)
+    for own in layers if name == "attention" else ():
+        kept = [maps[own][name][..., int(skip_first) :, int(skip_first) :] > 0 for maps, _ in inputs]  # NaN is not
+        support = sum(part.sum((0, 2, 3)) for part in kept) / study.queries
+        np.testing.assert_allclose(study.support_by_head(name, own), support)
     near = mass[np.abs(study.distances) <= 4].sum() / mass.sum()
     if name != "content_to_position":
         assert study.near(name, layer) == pytest.approx(near)
@@ -225,7 +229,7 @@ def test_statistics_are_json_ready_and_complete() -> None:
     assert statistics["distances"] == list(range(-7, 8))
     attention = statistics["maps"]["attention"]
     assert set(attention["near_by_layer"]) == {"2", "3"}
-    assert len(attention["near_by_head"]["2"]) == 4
+    assert len(attention["near_by_head"]["2"]) == len(attention["support_by_head"]["2"]) == 4
     assert sum(attention["mass_by_distance"]) == pytest.approx(1, abs=1e-6)
     assert statistics["maps"]["convolution"]["kernels"]["distances"] == [-1, 0, 1]
     assert statistics["maps"]["content_to_position"]["kind"] == "scores"

@@ -24,6 +24,7 @@ FAMILIES = {
     "performer-base": "",
     "lightconv-base": "",
     "dynamicconv-base": "",
+    "lite-bert-base": "",
     "modern-base": "",
     "universal-base": "",
 }

@@ -14,9 +14,11 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
+from bertsmith.layers.mixers.sparse import SparseWeights
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.dispatch import Implementations
+from bertsmith.ops.sparse import SparseMap
 from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
@@ -41,6 +43,7 @@ MAP_KINDS: dict[str, MapKind] = {
     "content_to_content": MapKind(is_score=True),
     "content_to_position": MapKind(is_score=True),
     "position_to_content": MapKind(is_score=True),
+    "multi_linear": MapKind(is_score=True),
 }
 """Every map that a mixer may return, by name."""
 
@@ -56,11 +59,16 @@ class Mixer(nn.Module, ABC):
 
     heads: int
     output: ElasticLinear
-    """The output projection."""
+    """The output projection of a mixer that has one only."""
     backends: tuple[Implementations[Any], ...]
     """Backends of every op that the mixer uses."""
     rotary: Rotary | None = None
     """The rotary embedding that the mixer reads from the context, if any."""
+
+    @property
+    def outputs(self) -> tuple[ElasticLinear, ...]:
+        """The linear layers whose outputs, side by side, are added to the residual stream."""
+        return (self.output,)
 
     @abstractmethod
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -83,7 +91,7 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(
             f"{type(self).__name__} has no query, key and value; allowed: mixers of kind full, disentangled, "
-            "span_conv and favor"
+            "span_conv, long_short, favor and multi_linear"
         )
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -92,7 +100,8 @@ class Mixer(nn.Module, ABC):
         Shape: (batch, heads, max_length, max_length of the keys).
         """
         raise InputError(
-            f"{type(self).__name__} has no attention scores; allowed: mixers of kind full, disentangled and span_conv"
+            f"{type(self).__name__} has no attention scores; allowed: mixers of kind full, disentangled, span_conv "
+            "and long_short"
         )
 
     @abstractmethod
@@ -152,6 +161,11 @@ class MixerConfig(Record, ABC):
         """Whether the encoder must have a relative position table."""
         return False
 
+    @property
+    def length_limit(self) -> int | None:
+        """Maximum length of a sequence; None for any length."""
+        return None
+
     def resolved_head_width(self, width: int) -> int:
         """Return the width of one head in an encoder of this width; raise ValueError if heads do not divide it."""
         if self.head_width is None and width % self.heads:
@@ -198,6 +212,7 @@ class QueryKeyValueMixer(Mixer):
         super().__init__()
         self.heads, self.head_width, self.value_width = heads, head_width, value_width
         self.dropout, self.is_causal = dropout, is_causal
+        self.sparse: SparseWeights | None = None  # for mixers that can have sparse weights instead of the softmax
         *_, has_value_bias = biased
         if value_width != head_width:
             biased = biased[:2]
@@ -224,6 +239,8 @@ class QueryKeyValueMixer(Mixer):
         for layer in self._layers_by_head().values():
             layer.reorder(units_out=heads)
         self.output.reorder(units_in=heads)
+        if self.sparse is not None:
+            self.sparse.reorder(heads)
 
     def extract(self, cut: LayerCut) -> Self:
         small = copy.deepcopy(self)
@@ -231,7 +248,13 @@ class QueryKeyValueMixer(Mixer):
         for name, layer in self._layers_by_head().items():
             setattr(small, name, layer.extract(keep_out=cut.heads))
         small.output = self.output.extract(keep_in=cut.heads)
+        if self.sparse is not None:
+            small.sparse = self.sparse.extract(cut.heads)
         return small
+
+    def _sparse_map(self, context: ForwardContext) -> SparseMap | None:
+        """Return the function from scores to weights of the kept heads; None for the softmax."""
+        return None if self.sparse is None else self.sparse(context.keep_heads)
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """Return query, key and value, each (…, heads, head_width); key and value are the memory's if there is one."""

@@ -13,6 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import KEY, QUERY, MixerConfig, QueryKeyValueMixer, State
+from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import (
     BACKENDS,
@@ -56,6 +57,8 @@ class DisentangledConfig(MixerConfig):
     """Biases of the key projections of content and positions; False for v1."""
     position_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout on the relative table, independent in every layer."""
+    sparse: SparseConfig | None = None
+    """Sparse attention weights; None for the softmax."""
 
     @model_validator(mode="after")
     def _check_row(self) -> "DisentangledConfig":
@@ -87,6 +90,7 @@ class DisentangledConfig(MixerConfig):
             has_key_bias=self.has_key_bias,
             dropout=self.dropout,
             is_causal=self.is_causal,
+            sparse=None if self.sparse is None else self.sparse.build(self.heads),
         )
 
     def flops(self, width: int, length: int) -> int:
@@ -111,6 +115,7 @@ class DisentangledAttention(QueryKeyValueMixer):
         has_key_bias: bool,
         dropout: float,
         is_causal: bool,
+        sparse: SparseWeights | None = None,
     ) -> None:
         biased = (True, has_key_bias, True)
         super().__init__(width, heads, head_width, head_width, dropout=dropout, is_causal=is_causal, biased=biased)
@@ -121,6 +126,7 @@ class DisentangledAttention(QueryKeyValueMixer):
         self.position_key = ElasticLinear(width, inner, units_out=heads, bias=has_key_bias) if has_key else None
         self.position_query = ElasticLinear(width, inner, units_out=heads) if has_query else None
         self.output = ElasticLinear(inner, width, units_in=heads)
+        self.sparse = sparse
         self.cache: WeightCache[Pair] = WeightCache()
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -139,6 +145,7 @@ class DisentangledAttention(QueryKeyValueMixer):
             self._relative(context.relative_positions),
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
+            sparse=self._sparse_map(context),
         )
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -190,6 +197,7 @@ class DisentangledAttention(QueryKeyValueMixer):
             self._relative(relative),
             key_layout=key_layout,
             is_causal=is_causal,
+            sparse=self._sparse_map(context),
             dropout=self.dropout if self.training else 0.0,
             backend=resolve_backend(BACKENDS, context.backend),
         )

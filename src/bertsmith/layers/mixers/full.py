@@ -1,4 +1,4 @@
-"""Multi-head softmax attention (Vaswani et al. 2017): self-attention, causal self-attention or cross-attention."""
+"""Multi-head attention (Vaswani et al. 2017): self-attention, causal self-attention or cross-attention."""
 
 from dataclasses import replace
 from typing import Literal
@@ -11,13 +11,14 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers.base import MixerConfig, QueryKeyValueMixer, State
+from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.positions import Rotary
 from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import resolve_backend
 
 
 class FullConfig(MixerConfig):
-    """Settings of a softmax attention mixer."""
+    """Settings of an attention mixer."""
 
     kind: Literal["full"] = "full"
     value_width: int | None = Field(default=None, gt=0)
@@ -28,6 +29,8 @@ class FullConfig(MixerConfig):
     """Attend to at most this many tokens on each side; None for all tokens."""
     has_bias: bool = True
     """Biases in all projections."""
+    sparse: SparseConfig | None = None
+    """Sparse attention weights; None for the softmax."""
 
     @property
     def reads_memory(self) -> bool:
@@ -52,6 +55,7 @@ class FullConfig(MixerConfig):
             has_bias=self.has_bias,
             rotary=None if self.rotary is None else Rotary(self.rotary, head_width),
             window=self.window,
+            sparse=None if self.sparse is None else self.sparse.build(self.heads),
         )
 
     def flops(self, width: int, length: int) -> int:
@@ -80,11 +84,12 @@ class FullAttention(QueryKeyValueMixer):
         has_bias: bool = True,
         rotary: Rotary | None = None,
         window: int | None = None,
+        sparse: SparseWeights | None = None,
     ) -> None:
         biased = (has_bias,) * 3
         super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal, biased=biased)
         self.output = ElasticLinear(heads * value_width, width, units_in=heads, bias=has_bias)
-        self.rotary, self.window = rotary, window
+        self.rotary, self.window, self.sparse = rotary, window, sparse
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         query, key, value = self._project(hidden, context)
@@ -96,6 +101,7 @@ class FullAttention(QueryKeyValueMixer):
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
             window=self.window,
+            sparse=self._sparse_map(context),
             dropout=self.dropout if self.training else 0.0,
             backend=resolve_backend(BACKENDS, context.backend),
         )
@@ -105,7 +111,13 @@ class FullAttention(QueryKeyValueMixer):
         query, key, _ = self._project(hidden, context)
         is_causal = self.is_causal or context.is_causal
         weights = attention_map(
-            query, key, context.layout, key_layout=context.key_layout, is_causal=is_causal, window=self.window
+            query,
+            key,
+            context.layout,
+            key_layout=context.key_layout,
+            is_causal=is_causal,
+            window=self.window,
+            sparse=self._sparse_map(context),
         )
         return {"attention": weights}
 
@@ -129,7 +141,13 @@ class FullAttention(QueryKeyValueMixer):
             key_layout = SequenceLayout.full(*key.shape[:2])
         one = SequenceLayout.full(hidden.shape[0], 1)
         mixed = attention(
-            query, key, value, one, key_layout=key_layout, backend=resolve_backend(BACKENDS, context.backend)
+            query,
+            key,
+            value,
+            one,
+            key_layout=key_layout,
+            sparse=self._sparse_map(context),
+            backend=resolve_backend(BACKENDS, context.backend),
         )[:, 0]
         return self._output(mixed, context), state
 

@@ -16,6 +16,7 @@ from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
+from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
 from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
@@ -39,6 +40,8 @@ class SpanConvConfig(MixerConfig):
     """Use one value projection for both kinds of heads, as in the paper's formulas; the released models have two."""
     legacy_padding: bool = False
     """Let padding into the convolutions, as the released code and `transformers` do; only for comparisons with them."""
+    sparse: SparseConfig | None = None
+    """Sparse weights of the attention heads; None for the softmax."""
 
     @property
     def reads_memory(self) -> bool:
@@ -51,8 +54,11 @@ class SpanConvConfig(MixerConfig):
 
     def build(self, width: int) -> "SpanConv | FullAttention":
         heads, head_width, is_causal = self.heads, self.resolved_head_width(width), self.is_causal
+        sparse = None if self.sparse is None else self.sparse.build(heads)
         if self.kernel_from == "none":
-            return FullAttention(width, heads, head_width, head_width, dropout=self.dropout, is_causal=is_causal)
+            return FullAttention(
+                width, heads, head_width, head_width, dropout=self.dropout, is_causal=is_causal, sparse=sparse
+            )
         options = {"is_causal": is_causal, "legacy_padding": self.legacy_padding}
         return SpanConv(
             width,
@@ -65,6 +71,7 @@ class SpanConvConfig(MixerConfig):
             has_own_value=not self.shares_value,
             dropout=self.dropout,
             is_causal=is_causal,
+            sparse=sparse,
         )
 
     def flops(self, width: int, length: int) -> int:
@@ -167,10 +174,11 @@ class SpanConv(QueryKeyValueMixer):
         has_own_value: bool,
         dropout: float,
         is_causal: bool,
+        sparse: SparseWeights | None = None,
     ) -> None:
         biased = (True,) * (4 if has_own_value else 3)
         super().__init__(width, heads, head_width, head_width, dropout=dropout, is_causal=is_causal, biased=biased)
-        self.span, self.kernel, self.has_own_value = span, kernel, has_own_value
+        self.span, self.kernel, self.has_own_value, self.sparse = span, kernel, has_own_value, sparse
         # the input has two parts with the same units: attention heads, then convolution heads
         self.output = ElasticLinear(2 * heads * head_width, width, units_in=heads, parts_in=2)
 
@@ -183,6 +191,7 @@ class SpanConv(QueryKeyValueMixer):
             value,
             context.layout,
             is_causal=self.is_causal or context.is_causal,
+            sparse=self._sparse_map(context),
             dropout=self.dropout if self.training else 0.0,
             backend=resolve_backend(BACKENDS, context.backend),
         )
@@ -193,7 +202,9 @@ class SpanConv(QueryKeyValueMixer):
         query, key, *_ = self._project(hidden, context)
         is_causal = self.is_causal or context.is_causal
         return {
-            "attention": attention_map(query, key, context.layout, is_causal=is_causal),
+            "attention": attention_map(
+                query, key, context.layout, is_causal=is_causal, sparse=self._sparse_map(context)
+            ),
             self.kernel.map_name: self.kernel.map(self.span(query, hidden, context), context),
         }
 
@@ -213,8 +224,8 @@ class SpanConv(QueryKeyValueMixer):
             return super().step(hidden, state, context)
         query, (key, value, window), key_layout = self._look_back(hidden, state[:3], context)
         one = SequenceLayout.full(hidden.shape[0], 1)
-        backend = resolve_backend(BACKENDS, context.backend)
-        attended = attention(query, key, value, one, key_layout=key_layout, backend=backend)[:, 0]
+        backend, sparse = resolve_backend(BACKENDS, context.backend), self._sparse_map(context)
+        attended = attention(query, key, value, one, key_layout=key_layout, sparse=sparse, backend=backend)[:, 0]
         source, spans = self.span.step(query[:, 0], hidden, state[3:], context)
         convolved = self.kernel.step(window, source, context)
         mixed = self._output(torch.cat([attended, convolved], dim=-2), context)

@@ -1,4 +1,4 @@
-"""Softmax attention inside each sequence: `attention` for the output, `attention_map` for the probabilities."""
+"""Attention inside each sequence: `attention` for the output, `attention_map` for the probabilities."""
 
 from torch import Tensor
 
@@ -6,6 +6,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
+from bertsmith.ops.sparse import SparseMap
 
 BACKENDS: Implementations[AttentionInputs] = {
     "varlen": Implementation(varlen.attention, varlen.unsupported),
@@ -25,18 +26,20 @@ def attention(
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
     window: int | None = None,
+    sparse: SparseMap | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
     """Return softmax(QKᵀ/√head_width)V over the real tokens of each sequence, in the layout of `query`.
 
     `key_layout` is the layout of key and value in cross-attention; the i-th sequence of queries attends to the i-th
-    sequence of keys. With a `window`, a query attends to at most that many tokens on each side.
+    sequence of keys. With a `window`, a query attends to at most that many tokens on each side. With `sparse`, sparse
+    weights replace the softmax.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
     inputs = AttentionInputs(
-        query, key, value, layout, key_layout or layout, is_causal=is_causal, dropout=dropout, window=window
+        query, key, value, layout, key_layout or layout, is_causal, dropout=dropout, window=window, sparse=sparse
     )
     return choose(BACKENDS, backend, inputs).compute(inputs)
 
@@ -49,9 +52,12 @@ def attention_map(
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
     window: int | None = None,
+    sparse: SparseMap | None = None,
 ) -> Tensor:
     """Return the attention probabilities, (batch, heads, queries, keys), 0 at padding."""
-    inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window)
+    inputs = AttentionInputs(
+        query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window, sparse=sparse
+    )
     return reference.probabilities(inputs.padded())
 
 

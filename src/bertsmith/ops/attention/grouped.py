@@ -12,6 +12,7 @@ from torch import Tensor
 from bertsmith.data.layout import gather_rows, scatter_rows
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dropout import draw_mask
+from bertsmith.ops.sparse import sparse_probabilities
 
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 
@@ -70,21 +71,26 @@ def _mixed(inputs: AttentionInputs, tensors: QueryKeyValue, size: tuple[int, int
     # (sequences · length, heads, …) -> (sequences · heads, length, …)
     query, key, value = _each(tensors, lambda tensor: tensor.unflatten(0, size).transpose(1, 2).flatten(0, 1))
     scale = query.shape[-1] ** -0.5
-    bias = _bias(inputs, query, length, is_token)
-    if bias is None:
-        scores = torch.bmm(query * scale, key.mT)
+    allowed = _allowed(inputs, length, is_token)
+    if inputs.sparse is not None:
+        scores = torch.bmm(query * scale, key.mT).unflatten(0, (sequences, heads))
+        allowed = None if allowed is None else allowed[:, None]  # the same for all heads
+        weights = sparse_probabilities(scores, allowed, inputs.sparse).flatten(0, 1)
+    elif allowed is None:
+        weights = torch.bmm(query * scale, key.mT).softmax(-1)
     else:
+        bias = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
         bias = bias.repeat_interleave(heads, 0) if bias.shape[0] > 1 else bias
-        scores = torch.baddbmm(bias, query, key.mT, alpha=scale)
-    is_dropped, factor = draw_mask(scores.shape, inputs.dropout)
-    weights = scores.softmax(-1).masked_fill(is_dropped, 0.0)
+        weights = torch.baddbmm(bias, query, key.mT, alpha=scale).softmax(-1)
+    is_dropped, factor = draw_mask(weights.shape, inputs.dropout)
+    weights = weights.masked_fill(is_dropped, 0.0)
     mixed = torch.bmm(weights, value * factor)
     # (sequences · heads, length, …) -> (sequences · length, heads, …)
     return mixed.unflatten(0, (sequences, heads)).transpose(1, 2).flatten(0, 1)
 
 
-def _bias(inputs: AttentionInputs, like: Tensor, length: int, is_token: Tensor | None) -> Tensor | None:
-    """Return the additive mask of the scores, with the dtype's minimum at masked pairs; None if no pair is masked.
+def _allowed(inputs: AttentionInputs, length: int, is_token: Tensor | None) -> Tensor | None:
+    """Return the mask of pairs that attend; None for all pairs.
 
     Shape: (sequences or 1, length or 1, length).
     """
@@ -96,6 +102,4 @@ def _bias(inputs: AttentionInputs, like: Tensor, length: int, is_token: Tensor |
         if inputs.window is not None:
             near = near & (distance.abs() <= inputs.window)
         allowed = near[None] if allowed is None else allowed & near
-    if allowed is None:
-        return None
-    return torch.zeros(allowed.shape, dtype=like.dtype).masked_fill(~allowed, torch.finfo(like.dtype).min)
+    return allowed

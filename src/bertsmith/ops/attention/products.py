@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.query_key_value import through_padding
+from bertsmith.ops.sparse import sparse_probabilities
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
@@ -18,11 +19,18 @@ def attention(inputs: AttentionInputs) -> Tensor:
     query, key, value = (tensor.transpose(1, 2) for tensor in (inputs.query, inputs.key, inputs.value))
     scores = (query * query.shape[-1] ** -0.5) @ key.mT
     allowed = _allowed(inputs)
+    weights = torch.dropout(_weights(inputs, scores, allowed), inputs.dropout, train=inputs.dropout > 0)
+    return (weights @ value).transpose(1, 2)
+
+
+def _weights(inputs: AttentionInputs, scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return the attention weights, (batch, heads, queries, keys)."""
+    if inputs.sparse is not None:
+        return sparse_probabilities(scores, allowed, inputs.sparse)
     if allowed is not None:
         # a sum, because graph optimisers match a sum here; finite, so that an empty sequence gives no NaN
         scores = scores + torch.where(allowed, scores.new_zeros(()), torch.finfo(scores.dtype).min)
-    weights = torch.dropout(scores.softmax(-1), inputs.dropout, train=inputs.dropout > 0)
-    return (weights @ value).transpose(1, 2)
+    return scores.softmax(-1)
 
 
 def _allowed(inputs: AttentionInputs) -> Tensor | None:

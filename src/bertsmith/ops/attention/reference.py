@@ -7,14 +7,16 @@ from torch import Tensor
 
 from bertsmith.errors import InputError
 from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
+from bertsmith.ops.sparse import SparseMap, sparse_probabilities
 
 
 @dataclass(frozen=True)
 class AttentionInputs(QueryKeyValueInputs):
-    """Inputs of softmax attention."""
+    """Inputs of attention; with `sparse`, the weights are sparse instead of a softmax."""
 
     dropout: float = 0.0
     window: int | None = None
+    sparse: SparseMap | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +47,8 @@ def attention(inputs: AttentionInputs) -> Tensor:
 def probabilities(inputs: AttentionInputs) -> Tensor:
     """Return the probabilities of padded inputs (Vaswani et al. 2017, eq. 1): (batch, heads, queries, keys)."""
     scores, allowed = _scores(inputs)
+    if inputs.sparse is not None:
+        return sparse_probabilities(scores, allowed, inputs.sparse)
     # finite, so that an empty sequence gives zeros and not NaN
     scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).masked_fill(~allowed, 0.0)

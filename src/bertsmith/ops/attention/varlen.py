@@ -4,9 +4,12 @@ import torch
 from torch import Tensor
 
 from bertsmith.ops.attention.reference import AttentionInputs
+from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
+    if inputs.sparse is not None:
+        return SOFTMAX_ONLY
     if not (inputs.layout.is_packed and inputs.key_layout.is_packed):
         return "the layout is padded, but this backend requires packed sequences"
     if not inputs.query.is_cuda:

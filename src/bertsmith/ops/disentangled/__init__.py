@@ -7,6 +7,7 @@ from bertsmith.ops.disentangled import blocks, fused, grouped, products, referen
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots, mirrored_rows
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
+from bertsmith.ops.sparse import SparseMap
 
 __all__ = [
     "BACKENDS",
@@ -40,6 +41,7 @@ def disentangled(
     *,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
+    sparse: SparseMap | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
@@ -47,7 +49,7 @@ def disentangled(
 
     The score of query i and key j is (Qᵢ·Kⱼ + Qᵢ·PKᵣ + Kⱼ·PQᵣ) / √(head_width · terms), where r is the row of the
     relative table for i − j. None for position_key or position_query omits that term; without both, `relative` is not
-    needed.
+    needed. With `sparse`, sparse weights replace the softmax.
     Shape: query (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; key and value likewise
     in `key_layout` (None for the queries' layout); position_key, position_query (rows, heads, head_width).
     """
@@ -62,6 +64,7 @@ def disentangled(
         position_query=position_query,
         relative=relative,
         dropout=dropout,
+        sparse=sparse,
     )
     return choose(BACKENDS, backend, inputs).compute(inputs)
 
@@ -76,6 +79,7 @@ def disentangled_terms(
     *,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
+    sparse: SparseMap | None = None,
 ) -> dict[str, Tensor]:
     """Return the probabilities ("attention") and the scaled terms of the scores by name, 0 at padding.
 
@@ -91,6 +95,7 @@ def disentangled_terms(
         position_key=position_key,
         position_query=position_query,
         relative=relative,
+        sparse=sparse,
     )
     return reference.terms(inputs)
 

@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertsmith.ops.disentangled.reference import DisentangledInputs
+from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 _BLOCK = 64  # tokens per block; 128 took a tenth longer
 _MIN_LENGTH = 64  # shorter sequences are faster in one batch
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
+    if inputs.sparse is not None:
+        return SOFTMAX_ONLY
     if inputs.query.device.type != "cpu":
         return f"the tensors are on {inputs.query.device.type}, but this backend is for the CPU"
     if inputs.position_key is None and inputs.position_query is None:

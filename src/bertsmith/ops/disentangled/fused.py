@@ -7,12 +7,15 @@ from bertsmith.ops import kernel_support as support
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dropout import new_seed
 from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
+from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 BAND = 2048  # upper bound of the buffer columns for all published relative tables
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
+    if inputs.sparse is not None:
+        return SOFTMAX_ONLY
     reason = support.unsupported(inputs.query)
     if reason is not None:
         return reason

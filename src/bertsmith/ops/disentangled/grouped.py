@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout, gather_rows, scatter_rows
-from bertsmith.ops.disentangled import sdpa
+from bertsmith.ops.disentangled import products, sdpa
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 
 
@@ -38,6 +38,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     tensors = (inputs.query, inputs.key, inputs.value)
     # (tokens, heads, …) -> per group (sequences · length, heads, …)
     queries, keys, values = (scatter_rows(tensor, groups.positions, groups.rows).split(counts) for tensor in tensors)
+    compute = sdpa.disentangled if inputs.sparse is None else products.disentangled
     mixed = []
     for group, size, is_token in zip(
         zip(queries, keys, values, strict=True), groups.sizes, groups.is_token, strict=True
@@ -45,5 +46,5 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         layout = SequenceLayout.full(*size) if is_token is None else SequenceLayout.padded(is_token)
         query, key, value = (tensor.unflatten(0, size) for tensor in group)
         group_inputs = replace(inputs, query=query, key=key, value=value, layout=layout, key_layout=layout)
-        mixed.append(sdpa.disentangled(group_inputs).flatten(0, 1))
+        mixed.append(compute(group_inputs).flatten(0, 1))
     return gather_rows(torch.cat(mixed), groups.positions)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.query_key_value import through_padding
+from bertsmith.ops.sparse import sparse_probabilities
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
@@ -22,15 +23,22 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         for term in _position_terms(rows, query, key):
             scores = scores + term
         allowed = rows.allowed()
-        if allowed is not None:
-            # a sum, because graph optimisers match a sum here; finite, so that an empty sequence gives no NaN
-            scores = scores + torch.where(allowed, scores.new_zeros(()), torch.finfo(scores.dtype).min)
-        weights = torch.dropout(scores.softmax(-1), inputs.dropout, train=inputs.dropout > 0)
+        weights = torch.dropout(_weights(rows, scores, allowed), inputs.dropout, train=inputs.dropout > 0)
         mixed = (weights @ value).transpose(1, 2)
         if allowed is not None:
             # a query without any key would get the mean of all padding
             mixed = mixed.where(allowed.any(-1).transpose(1, 2)[..., None], 0.0)
         return mixed.to(inputs.query.dtype)
+
+
+def _weights(rows: DisentangledInputs, scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return the attention weights, (batch, heads, queries, keys)."""
+    if rows.sparse is not None:
+        return sparse_probabilities(scores, allowed, rows.sparse)
+    if allowed is not None:
+        # a sum, because graph optimisers match a sum here; finite, so that an empty sequence gives no NaN
+        scores = scores + torch.where(allowed, scores.new_zeros(()), torch.finfo(scores.dtype).min)
+    return scores.softmax(-1)
 
 
 def _position_terms(rows: DisentangledInputs, query: Tensor, key: Tensor) -> list[Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bertsmith.ops.disentangled.positions import RelativePositions
 from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
+from bertsmith.ops.sparse import SparseMap, sparse_probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class DisentangledInputs(QueryKeyValueInputs):
     position_query: Tensor | None
     relative: RelativePositions | None
     dropout: float = 0.0
+    sparse: SparseMap | None = None
+    """Sparse weights instead of the softmax."""
 
     @property
     def scale(self) -> float:
@@ -121,6 +124,8 @@ def _probabilities(rows: DisentangledInputs) -> Tensor:
     """Return the attention probabilities (He et al. 2021, eq. 4): (batch, heads, queries, keys)."""
     scores = torch.stack(list(_terms(rows).values())).sum(0)
     allowed = rows.allowed()
+    if rows.sparse is not None:
+        return sparse_probabilities(scores, allowed, rows.sparse)
     if allowed is None:
         return scores.softmax(-1)
     # finite, so that an empty sequence gives zeros and not NaN

@@ -6,10 +6,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.query_key_value import through_padding
+from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
-    return None
+    return None if inputs.sparse is None else SOFTMAX_ONLY
 
 
 @through_padding

@@ -119,7 +119,7 @@ def extract(model: Model, subnet: Subnet) -> Model:
     if quantisation is not None:
         quantisation = quantisation.with_layers(subnet.kept_layers(len(model.config.encoder.layers)))
     is_whole = len(encoder.layers) == len(model.config.encoder.layers)
-    heads = tuple(head for head in model.config.heads if is_whole or head.kind != "exits")
+    heads = tuple(head for head in model.config.heads if is_whole or head.kind not in ("exits", "decoder_exits"))
     config = model.config.changed(encoder=encoder, heads=heads, generator=None, quantisation=quantisation)
     if isinstance(model, Seq2Seq):
         assert config.decoder is not None

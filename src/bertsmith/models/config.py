@@ -11,7 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
-from bertsmith.models.heads import AnyHead, ExitsConfig, TaskHeadConfig
+from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -234,12 +234,29 @@ class ModelConfig(Record):
         if exits is None:
             return self
         if self.decoder is not None or self.encoder.universal is not None:
-            raise ValueError("exits need layers of an encoder alone; this model has a decoder or universal steps")
+            raise ValueError(
+                "exits need layers of an encoder alone; this model has a decoder (its exits are of kind decoder_exits) or "
+                "universal steps"
+            )
         if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):
             raise ValueError("exits need a head that reads layers; the task's reads the embedding alone")
         depth = len(self.encoder.layers)
         if exits.layers[-1] >= depth:
             raise ValueError(f"exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, those below the last")
+        return self
+
+    @model_validator(mode="after")
+    def _check_decoder_exits(self) -> "ModelConfig":
+        exits = next((head for head in self.heads if isinstance(head, DecoderExitsConfig)), None)
+        if exits is None:
+            return self
+        if self.decoder is None or not any(head.kind == "next_token" for head in self.heads):
+            raise ValueError("decoder_exits need a decoder with a next_token head")
+        depth = len(self.decoder.layers)
+        if exits.layers[-1] >= depth:
+            raise ValueError(
+                f"decoder_exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, those below the last block"
+            )
         return self
 
     @model_validator(mode="after")

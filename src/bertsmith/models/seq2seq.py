@@ -84,6 +84,9 @@ class Steps:
             blocks.append((block, context.with_memory(Memory(context.memory.hidden_states, layout))))
         self.blocks = blocks
 
+    def skip(self, rows: Tensor) -> None:
+        """Mark the rows, (rows,) bool, whose scores are not read any more; all rows are computed here."""
+
     def select(self, rows: Tensor) -> None:
         """Goes on with these rows; each must look at the memory of the row whose place it takes."""
         self.states = [(tuple(part[rows] for part in own), cross) for own, cross in self.states]
@@ -99,6 +102,7 @@ def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: 
     written: list[Tensor] = []
     streams = bits(config.seed, torch.arange(steps.rows, device=limits.device))
     while not is_done.all():
+        steps.skip(is_done)
         scores = steps.next(tokens)
         if config.method == "sample":
             tokens = _drawn(scores, config, uniform(streams, torch.full_like(streams, len(written))))
@@ -151,6 +155,7 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
     is_done = limits <= 0
     length = 0
     while not is_done.all():
+        steps.skip(is_done.repeat_interleave(beam))
         scores = steps.next(alive_tokens[:, :, -1].flatten()).unflatten(0, (rows, beam))
         length += 1
         sums = alive[:, :, None] + scores  # (rows, beam, vocabulary)
@@ -216,12 +221,17 @@ class Seq2Seq(Model):
 
         Shape: tokens (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self._borrowed_table())
+        return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self.borrowed_table)
 
     def scores(self, states: Tensor) -> Tensor:
         """The scores of every token of the target vocabulary: (…, width) -> (…, vocabulary)."""
         table = self.decoder.embedding.token_table
         return self.head("next_token")(states, self.token_table if table is None else table)
+
+    def exit_scores(self, layer: int, states: Tensor) -> Tensor:
+        """Return the scores of the exit after so many decoder blocks: (…, width) -> (…, vocabulary)."""
+        table = self.decoder.embedding.token_table
+        return self.head("decoder_exits")(layer, states, self.token_table if table is None else table)
 
     @torch.inference_mode()
     def generate(
@@ -233,9 +243,11 @@ class Seq2Seq(Model):
         start: int | None = None,
         end: int | None = None,
         subnet: Subnet | None = None,
+        begin: Callable[[Memory], Steps] | None = None,
     ) -> list[list[int]]:
         """The sequence written for each row, without its start and end; these default to the tokenizer's.
 
+        `begin` makes the decoder of a batch from the encoder's output; None for all blocks (models/adaptive_depth.py).
         Shape: input_ids, attention_mask (batch, length).
         """
         config = config or GenerationConfig()
@@ -247,8 +259,10 @@ class Seq2Seq(Model):
             limits = layout.lengths(input_ids.device) + config.extra_length
             if self.decoder.embedding.position is not None:
                 limits = limits.clamp(max=self.decoder.embedding.max_length)
-            table = self._borrowed_table()
-            steps = Steps(self.decoder, self.scores, Memory(states, layout), table=table, subnet=subnet)
+            memory, table = Memory(states, layout), self.borrowed_table
+            steps = (
+                Steps(self.decoder, self.scores, memory, table=table, subnet=subnet) if begin is None else begin(memory)
+            )
             make = beam_search if config.method == "beam" else write
             return make(steps, config, start, end, limits)
 
@@ -259,8 +273,9 @@ class Seq2Seq(Model):
         *,
         batch_size: int = 32,
         progress: Callable[[int], None] = lambda texts: None,
+        begin: Callable[[Memory], Steps] | None = None,
     ) -> list[str]:
-        """One text for each text; `progress` gets the number of texts just done."""
+        """One text for each text; `progress` gets the number of texts just done, `begin` is that of `generate`."""
         check_texts("translate", texts, batch_size)
         tokenizer = self.require_tokenizer()
         # texts of like length together: rows that are done wait for the longest
@@ -269,7 +284,7 @@ class Seq2Seq(Model):
         for first in range(0, len(order), batch_size):
             positions = order[first : first + batch_size]
             batch = self._batch([texts[position] for position in positions])
-            written = self.generate(batch["input_ids"], batch["attention_mask"], config)
+            written = self.generate(batch["input_ids"], batch["attention_mask"], config, begin=begin)
             for position, tokens in zip(positions, written, strict=True):
                 results[position] = tokenizer.decode(tokens)
             progress(len(positions))
@@ -282,7 +297,7 @@ class Seq2Seq(Model):
         """
         layout, target_layout = SequenceLayout.full(*source.shape), SequenceLayout.full(*target.shape)
         read = self.encoder.run(EncoderInputs(source, layout), Want(maps=True))
-        memory, table = Memory(read.last, layout), self._borrowed_table()
+        memory, table = Memory(read.last, layout), self.borrowed_table
         written = self.decoder.run(EncoderInputs(target, target_layout, memory=memory, table=table), Want(maps=True))
         return list(read.maps), list(written.maps)
 
@@ -290,6 +305,7 @@ class Seq2Seq(Model):
         super().redraw_features(step, seed)
         self.decoder.redraw_features(step, key(seed, 1))  # draws of its own
 
-    def _borrowed_table(self) -> Tensor | None:
+    @property
+    def borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors, if the decoder has none of its own."""
         return self.token_table if self.decoder.embedding.token_table is None else None

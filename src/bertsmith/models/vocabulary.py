@@ -12,6 +12,7 @@ from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.generator import fold
 from bertsmith.models.model import Model
+from bertsmith.models.heads.decoder_exits import DecoderExit
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -68,6 +69,9 @@ def keep_tokens(model: Model, ids: Sequence[int], tokenizer: Tokenizer | None = 
         for kind, head in part.heads.items():
             if kind in _SCORING and isinstance(head.bias, nn.Parameter):
                 head.bias = _chosen(head.bias, chosen)
+        for module in part.modules():
+            if isinstance(module, DecoderExit) and module.table is not None:
+                module.table = _chosen(module.table, chosen)
     generator = small.config.generator
     if generator is not None and small.generator is not None:
         small.generator.config = _of_size(small.generator.config, len(ids))

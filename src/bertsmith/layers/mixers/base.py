@@ -114,6 +114,13 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(f"{type(self).__name__} cannot decode step by step; allowed: mixers with is_causal")
 
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        """Return the new state of `step` without its output: later tokens see this one, which itself is not mixed.
+
+        Shape: hidden (batch, width).
+        """
+        return self.step(hidden, state, context)[1]
+
     def redraw_features(self, step: int, seed: int, number: int) -> None:
         """Hook called by the trainer before every optimiser step: redraw random features if it is time.
 

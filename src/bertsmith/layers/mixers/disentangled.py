@@ -12,7 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import KEY, QUERY, MixerConfig, QueryKeyValueMixer, State
+from bertsmith.layers.mixers.base import KEY, KEY_AND_VALUE, QUERY, MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import (
     BACKENDS,
@@ -152,6 +152,12 @@ class DisentangledAttention(QueryKeyValueMixer):
             relative = replace(relative, query_positions=position[:, None], are_distinct=True)
         mixed = self._mix(query, key, value, context, one, key_layout, relative, is_causal=False)
         return mixed[:, 0], (key, value, position + 1)
+
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        *cached, position = state
+        return *append_token(cached, self._parts(hidden, context, KEY_AND_VALUE)), position + 1
 
     def _mix(
         self,

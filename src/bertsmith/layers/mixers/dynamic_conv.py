@@ -79,6 +79,12 @@ class DynamicConv(Mixer):
         mixed = self.kernel.step(window, inner, context)
         return self._output(mixed, context), (window[:, 1:],)
 
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.kernel.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        (window,) = append_token(state, [self._by_head(self._project(hidden, context))])
+        return (window[:, 1:],)
+
     def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)
         return self.output(mixed, WeightSlice(keep_in=context.keep_heads, gate=context.head_gate))

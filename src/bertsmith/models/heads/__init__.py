@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.decoder_exits import DecoderExitsConfig
 from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
@@ -28,6 +29,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "gates": GatesConfig,
     **TASK_HEADS,
     "exits": ExitsConfig,
+    "decoder_exits": DecoderExitsConfig,
 }
 
 AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
@@ -35,6 +37,7 @@ AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 __all__ = [
     "HEADS",
     "AnyHead",
+    "DecoderExitsConfig",
     "ExitsConfig",
     "GatesConfig",
     "HeadConfig",

@@ -4,7 +4,6 @@ A token that left after block e is still seen by later tokens in the blocks abov
 becomes a key and a value there (`Block.absorb`), without being computed any further.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -45,7 +44,7 @@ class BlockCounts:
         return sum(blocks * count for blocks, count in self.tokens.items()) / total if total else None
 
 
-class ExitPolicy(ABC):
+class ExitPolicy:
     """Decides which tokens leave at an exit; one object per batch of sequences, rows are those of its decoder."""
 
     reads_scores = False
@@ -57,12 +56,12 @@ class ExitPolicy(ABC):
     def after_first_block(self, hidden: Tensor, rows: Tensor) -> None:
         """Look at the hidden states of some rows after the first block."""
 
-    @abstractmethod
     def leaves(self, exit_index: int, hidden: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
         """Return which rows leave, (rows,) bool.
 
         Shape: hidden (rows, width); rows their numbers; scores (rows, vocabulary), log-probabilities.
         """
+        raise NotImplementedError
 
 
 class Confidence(ExitPolicy):

@@ -306,6 +306,12 @@ class Seq2Seq(Model):
         self.decoder.redraw_features(step, key(seed, 1))  # draws of its own
 
     @property
+    def decoder_vocabulary(self) -> int:
+        """Number of tokens of the target vocabulary."""
+        assert self.config.decoder is not None
+        return self.config.decoder.vocabulary
+
+    @property
     def borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors, if the decoder has none of its own."""
         return self.token_table if self.decoder.embedding.token_table is None else None

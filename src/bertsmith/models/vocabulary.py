@@ -11,8 +11,8 @@ from bertsmith.models.build import share
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.generator import fold
-from bertsmith.models.model import Model
 from bertsmith.models.heads.decoder_exits import DecoderExit
+from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.text.tokenizer import Tokenizer
 

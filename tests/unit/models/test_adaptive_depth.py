@@ -70,7 +70,7 @@ def exiting(choose: Choose = "confidence", *, variant: str = "full", is_tied: bo
     config = config.changed(decoder=decoder.changed(layers=layers, final_norm=final), heads=(*config.heads, exits))
     model = build(config, seed=3).double().eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
     assert isinstance(model, Seq2Seq)
@@ -198,11 +198,11 @@ def test_left_tokens_are_copied_upward(variant: str) -> None:
     context = stack.context(hidden, target, memory=memory)
     expected = torch.empty_like(scores)
     for number, (block, own) in enumerate(stack.active_blocks(context), start=1):
-        is_running = (exits.T + 1 >= number)[..., None]
+        is_running = (number <= exits.T + 1)[..., None]
         hidden = torch.where(is_running, block(hidden, own), hidden)
         normalised = stack.final_norm(hidden)
         head = model.scores(normalised) if number == DEPTH else model.exit_scores(number, normalised)
-        is_here = (exits.T + 1 == number)[..., None]
+        is_here = (number == exits.T + 1)[..., None]
         expected = torch.where(is_here, head.float().log_softmax(-1), expected)
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)  # log-probabilities are float32
 

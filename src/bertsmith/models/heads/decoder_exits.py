@@ -36,9 +36,9 @@ class DecoderExitsConfig(HeadConfig):
     is_tied: bool = True
     """Whether exits share the token table of the next_token head or have a matrix of their own each."""
     choose: Choose = "confidence"
-    """Choice of the exit: by the probability of the likeliest token ("confidence", nothing to train), or by a classifier
-    that reads the source ("sequence"), the states after the first block ("multinomial") or after every exit
-    ("geometric")."""
+    """Choice of the exit: by the probability of the likeliest token ("confidence", nothing to train), or by a
+    classifier that reads the source ("sequence"), the hidden states after the first block ("multinomial") or those
+    after every exit ("geometric")."""
     rule: DepthRule | None = None
     """None: all blocks are computed."""
 
@@ -156,7 +156,7 @@ class MultinomialChooser(Chooser):
 
 
 class GeometricChooser(Chooser):
-    """At every exit a probability of stopping, χ; q(n) = χ(n) · Π (1 - χ) of the exits before, the last takes the rest."""
+    """A probability χ of stopping at every exit: q(n) = χ(n) · Π (1 - χ) of those before; the last takes the rest."""
 
     def __init__(self, width: int, exits: int) -> None:
         super().__init__()

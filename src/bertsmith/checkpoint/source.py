@@ -91,11 +91,12 @@ class ModelSource(Record):
             return preset(self.preset, **{"vocabulary": vocabulary, **self.overrides})
         return self.network
 
-    def load(self) -> Model:
+    def load(self, *, allows_decoder: bool = False) -> Model:
         """Load the folder's encoder in float32, with the overridden dropout rates, cut to the subnet."""
         assert self.folder is not None
         model = load(self.folder).float()
-        check_encoder(model.config, self.folder)
+        if not allows_decoder:
+            check_encoder(model.config, self.folder)
         plain = model.config.plain()
         if "dropout" in self.overrides:
             plain = _set_dropout(plain, self.overrides["dropout"])

@@ -235,7 +235,7 @@ class ModelConfig(Record):
             return self
         if self.decoder is not None or self.encoder.universal is not None:
             raise ValueError(
-                "exits need layers of an encoder alone; this model has a decoder, whose exits are of kind decoder_exits, "
+                "exits need layers of an encoder alone; this model has a decoder, which takes decoder_exits, "
                 "or universal steps"
             )
         if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):

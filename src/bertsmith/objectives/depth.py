@@ -111,9 +111,7 @@ class DepthLearning(Objective[PairBatch, TeacherForced]):
 
     def for_evaluation(self) -> "DepthLearning":
         # without smoothing, whatever was trained with
-        return DepthLearning(
-            self.config, smoothing=0.0, weighting=self.weighting, depth=self.depth, oracle=self.oracle
-        )
+        return DepthLearning(self.config, smoothing=0.0, weighting=self.weighting, depth=self.depth, oracle=self.oracle)
 
     @property
     def _weights(self) -> list[float]:

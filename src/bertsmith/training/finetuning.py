@@ -14,8 +14,7 @@ from bertsmith.answers.sequences import Answer
 from bertsmith.checkpoint.source import ModelSource, check_name
 from bertsmith.checkpoint.store import load
 from bertsmith.data.examples import ExampleConfig, ExamplePlan
-from bertsmith.data.loader import SpecialTokens
-from bertsmith.data.pairs import PairConfig, PairPlan, PairReader
+from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
 from bertsmith.models.attach_heads import with_task_head
@@ -50,13 +49,12 @@ from bertsmith.training.distillation import (
     teaching_cost,
 )
 from bertsmith.training.evaluator import Evaluator
-from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
 from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
 from bertsmith.training.run_config import Method, RunConfig, device_type
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
-from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pairs_fingerprint, task_trainer
+from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
 from bertsmith.training.trainer import Trainer
 
 _OF_SOME_HEADS = {"pooling": SequenceHeadConfig, "hidden": ClassifierConfig, "projection": EmbedderConfig}
@@ -352,12 +350,8 @@ def _make_translation(
     data: TaskData, settings: TranslationSettings, out: Path, *, start: Model | None, device: str, show: bool
 ) -> Finetuning:
     model = translation_model(settings, data.train, start)
-    tokenizer, config, seed = model.require_tokenizer(), settings.sequences, settings.run.seed
+    config = settings.sequences
     train, dev = (pairs_of(examples, model, config) for examples in (data.train, data.dev))
-    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
-    length = int(max(side.mean() for side in train.lengths))
-    flops = training_flops(model.config, length, settings.objective.targets_per_token)
-    phase = PhaseData(PairPlan(train, config, seed), PairReader(train, config, special), flops, seed)
     notices = [*data.notices]
     counts: dict[str, Any] = {}
     for split, pairs in (("train", train), ("dev", dev)):
@@ -365,13 +359,15 @@ def _make_translation(
         if pairs.dropped or pairs.cut:
             lost = f"{pairs.dropped:,} left out, {pairs.cut:,} cut"
             notices.append(f"{split}: {lost} of the pairs with a text of more than {config.length} tokens")
-    trainer = Trainer(
+    trainer = pair_trainer(
+        settings.method,
         model,
         settings.objective.build(),
-        TrainingData((phase,), PairPlan(dev, config, 0), PairReader(dev, config, special)),
-        settings.method,
+        train,
+        dev,
+        config,
         out,
-        fingerprint=pairs_fingerprint(train, tokenizer.hash, is_half=settings.run.is_half(device)),
+        targets_per_token=settings.objective.targets_per_token,
         device=device,
         show=show,
         notices=notices,

@@ -1,14 +1,16 @@
 """Aligned training of decoder exits: its loss, its oracle, and what has a gradient."""
 
+from pathlib import Path
 
 import pytest
 import torch
-from test_translation import LAYOUTS, batches, made  # noqa: F401 (a fixture)
+from test_translation import LAYOUTS, batches
 from torch import Tensor
 
+import bertsmith
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.data.pairs import Pairs
+from bertsmith.data.pairs import PairConfig, Pairs
 from bertsmith.models.attach_heads import fit_heads
 from bertsmith.models.heads.decoder_exits import Choose, DecoderExitsConfig
 from bertsmith.models.model import Model
@@ -21,6 +23,19 @@ from bertsmith.objectives.depth import (
     sum_by_sequence,
 )
 from bertsmith.objectives.translation import TranslationConfig, smoothed_loss, target_scores
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import read_split
+
+
+@pytest.fixture(scope="module")
+def made(pairs_folder: Path) -> tuple[Model, Pairs]:
+    rows = read_split(pairs_folder, "train").rows
+    sources, targets = ([row[column] for row in rows] for column in ("forth", "back"))
+    tokenizer = learn_tokenizer(sources, "wordpiece", 120, progress=False)
+    small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "max_length": 32}
+    model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=tokenizer.size, **small), seed=0).double()
+    model.tokenizer = tokenizer
+    return model, Pairs.tokenised(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
 
 
 def with_exits(model: Model, choose: Choose = "confidence", layers: tuple[int, ...] = (1,)) -> Model:
@@ -118,7 +133,9 @@ def test_oracle_by_hand() -> None:
     torch.testing.assert_close(summed, torch.tensor([[-2.5, -1.0], [-1.45, -0.9], [-0.6, -0.1]]))
     near = torch.exp(torch.tensor(-1 / 2.0))
     smoothed = smooth_over_neighbours(values, layout, tokens, 2.0)
-    expected = torch.stack([values[:, 0] + near * values[:, 1], values[:, 1] + near * values[:, 0], values[:, 2]], dim=1)
+    expected = torch.stack(
+        [values[:, 0] + near * values[:, 1], values[:, 1] + near * values[:, 0], values[:, 2]], dim=1
+    )
     torch.testing.assert_close(smoothed, expected)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.pairs import PairBatch
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs
@@ -100,6 +101,10 @@ class Inputs(NamedTuple):
     types: Tensor | None = None
 
 
+Sample = Inputs | PairBatch
+"""A batch that calibrates activation ranges; pairs of texts for translation models."""
+
+
 class Engine(ABC):
     """A program that runs models; `ENGINES` in engines/artefact.py lists them."""
 
@@ -111,7 +116,7 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Sample] = ()) -> None:
         """Write the model into an existing folder; `samples` calibrate activations."""
 
     @abstractmethod

@@ -180,6 +180,13 @@ class ModelConfig(Record):
         layers = tuple(layer.changed(mixer=layer.mixer.changed(is_causal=True)) for layer in self.encoder.layers)
         return self.changed(encoder=self.encoder.changed(layers=layers))
 
+    @property
+    def scored_rows(self) -> str | None:
+        """Name of the token rows whose product with hidden states is quantised; None without a decoder."""
+        if self.decoder is None:
+            return None
+        return "encoder.embedding.rows" if self.decoder.embedding.table == "given" else "decoder.embedding.rows"
+
     @model_validator(mode="after")
     def _check_generator(self) -> "ModelConfig":
         embedding, generator = self.encoder.embedding, self.generator
@@ -208,10 +215,11 @@ class ModelConfig(Record):
     def _check_quantisation(self) -> "ModelConfig":
         if self.quantisation is None:
             return self
-        if self.generator is not None or self.decoder is not None:
-            raise ValueError("quantisation is given with a generator or a decoder; allowed: an encoder with its heads")
-        bits, layers = self.quantisation.layer_bits, len(self.encoder.layers)
-        if bits is not None and (len(bits) != layers or self.encoder.sharing != "none"):
+        if self.generator is not None:
+            raise ValueError("quantisation is given with a generator; allowed: an encoder with its heads or a decoder")
+        stacks = [self.encoder, *([] if self.decoder is None else [self.decoder])]
+        bits, layers = self.quantisation.layer_bits, sum(len(stack.layers) for stack in stacks)
+        if bits is not None and (len(bits) != layers or any(stack.sharing != "none" for stack in stacks)):
             raise ValueError(
                 f"quantisation.layer_bits lists {len(bits)} layers; allowed: all {layers}, if they share nothing"
             )

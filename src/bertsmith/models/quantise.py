@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.embedding import TokenRows
+from bertsmith.layers.embedding import Embedding, TokenRows
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers.base import QueryKeyValueMixer
@@ -19,6 +19,7 @@ from bertsmith.layers.quantised import (
     QuantisedGroupedLinear,
     QuantisedLinear,
     QuantisedRows,
+    RangeKind,
     Ranges,
     WeightRounding,
 )
@@ -52,17 +53,19 @@ def make_quantised(model: Model) -> None:
     config = model.config.quantisation
     if config is None:
         return
-    plain_embeddings = WeightRounding(config, config.embedding_bits)
+    plain_embeddings, layers = WeightRounding(config, config.embedding_bits), len(model.config.encoder.layers)
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
-        bits = _bits(config, name)
+        bits = _bits(config, name, layers)
         if isinstance(part, ElasticLinear) and not is_kernel(parent):
             # queries, keys and values enter products with each other
             rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
             return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
         if isinstance(part, GroupedLinear) and isinstance(parent, FeedForward):
             return QuantisedGroupedLinear(part, config, bits, units=parent.neurons)
-        return QuantisedRows(plain_embeddings) if isinstance(part, TokenRows) else part
+        if isinstance(part, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
+            return QuantisedRows(plain_embeddings, scores=name == model.config.scored_rows)
+        return part  # a decoder without a table of its own reads rounded vectors
 
     swap(model, make)
     for part in model.modules():
@@ -88,8 +91,12 @@ def swap(model: nn.Module, make: Make) -> None:
 
 
 @contextmanager
-def measuring(model: Model) -> Iterator[None]:
-    """Inside, every batch that passes adds to the ranges of activations: they are means over these batches alone."""
+def measuring(model: Model, kind: RangeKind = "mean_max") -> Iterator[None]:
+    """Inside, every batch that passes adds to the ranges of activations, which are those of these batches alone.
+
+    mean_max: the mean over batches of the largest |activation|. kl: the threshold at which clipping and rounding lose
+    least information, from a histogram of all values; inputs of a few far spikes stay in floating point.
+    """
     ranges = [part for part in model.modules() if isinstance(part, Ranges)]
     if not ranges:
         raise InputError("this model rounds no activations, so there is nothing to measure; quantise it first")
@@ -97,12 +104,14 @@ def measuring(model: Model) -> Iterator[None]:
     for part in ranges:
         part.limits.zero_()
         part.counts = torch.zeros_like(part.limits)
+        part.histograms = {} if kind == "kl" else None
     model.eval()
     try:
         yield
     finally:
         for part in ranges:
-            part.counts = None
+            part.take_thresholds()
+            part.counts = part.histograms = None
         model.train(was_training)
 
 
@@ -112,9 +121,9 @@ def _plain(part: nn.Module) -> nn.Module:
     return TokenRows() if isinstance(part, QuantisedRows) else part
 
 
-def _bits(config: QuantisationConfig, name: str) -> int:
-    """The bits of a matrix by where it stands."""
-    layer = re.match(r"encoder\.blocks\.(\d+)\.", name)
+def _bits(config: QuantisationConfig, name: str, encoder_layers: int) -> int:
+    """The bits of a matrix by where it stands; the decoder's layers follow the encoder's."""
+    layer = re.match(r"(encoder|decoder)\.blocks\.(\d+)\.", name)
     if config.layer_bits is None or layer is None:
         return config.weight_bits
-    return config.layer_bits[int(layer[1])]
+    return config.layer_bits[int(layer[2]) + (encoder_layers if layer[1] == "decoder" else 0)]

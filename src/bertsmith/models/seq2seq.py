@@ -13,6 +13,7 @@ from bertsmith.layers.context import Memory
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import Encoder, EncoderInputs, Want
+from bertsmith.models.heads.pretraining import NextToken
 from bertsmith.models.model import Model, check_texts
 from bertsmith.settings import Record
 
@@ -225,13 +226,24 @@ class Seq2Seq(Model):
 
     def scores(self, states: Tensor) -> Tensor:
         """The scores of every token of the target vocabulary: (…, width) -> (…, vocabulary)."""
-        table = self.decoder.embedding.token_table
-        return self.head("next_token")(states, self.token_table if table is None else table)
+        head = self.head("next_token")
+        assert isinstance(head, NextToken)
+        return self._table_scores(states, head.bias)
 
     def exit_scores(self, layer: int, states: Tensor) -> Tensor:
         """Return the scores of the exit after so many decoder blocks: (…, width) -> (…, vocabulary)."""
-        table = self.decoder.embedding.token_table
-        return self.head("decoder_exits")(layer, states, self.token_table if table is None else table)
+        return self.head("decoder_exits")(layer, states, self._table_scores)
+
+    def _table_scores(self, states: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the product with the token vectors that the decoder reads, by their rows: int8 ones multiply codes."""
+        embedding = (self.decoder if self.owns_target_table else self.encoder).embedding
+        return embedding.rows.scores(states, embedding.token_table, bias)
+
+    @property
+    def owns_target_table(self) -> bool:
+        """Whether the decoder has token vectors of its own, not the encoder's."""
+        assert self.config.decoder is not None
+        return self.config.decoder.embedding.table != "given"
 
     @torch.inference_mode()
     def generate(
@@ -314,4 +326,4 @@ class Seq2Seq(Model):
     @property
     def borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors, if the decoder has none of its own."""
-        return self.token_table if self.decoder.embedding.token_table is None else None
+        return None if self.owns_target_table else self.token_table

@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from bertsmith.answers.sequences import Answer
+from bertsmith.answers.texts import TextExample
 from bertsmith.bundled import model_folder, namesake_hint
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
-from bertsmith.data.pairs import PairConfig
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader
 from bertsmith.engines.artefact import open_runner
-from bertsmith.engines.base import Inputs, Runner
+from bertsmith.engines.base import Inputs, Runner, Sample
 from bertsmith.errors import InputError
+from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation, Watch
+from bertsmith.tasks.translation import Translation, pair_config, pairs_of, require_decoder
 from bertsmith.text.rows import Table, table_of
 
 TASK_FILE = "task.json"
@@ -92,14 +96,16 @@ def read_task_record(folder: str | Path) -> TaskRecord:
 _SAMPLE_TOKENS = 2048  # tokens per batch; calibration stores activation ranges of each
 
 
-def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int = 128) -> list[Inputs]:
-    """Return evenly spaced rows of a table as padded batches; they need no targets."""
+def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int = 128) -> list[Sample]:
+    """Return evenly spaced rows of a table as padded batches, which need no targets; for translation, packed pairs."""
     count = min(rows, len(table))
     chosen = table.take([index * len(table) // count for index in range(count)])
+    if isinstance(record.task, Translation):
+        return _sample_pairs(require_decoder(model), record.task.examples(chosen), pair_config(record.sequences))
     examples = record.task.examples(chosen, has_targets=False)
     features = record.task.features(examples, Encoding.of(model, record.sequences.length))
     reader = ExampleReader(features, record.sequences, model.require_tokenizer().pad)
-    samples = []
+    samples: list[Sample] = []
     for plan in EvaluationPlan(features, _SAMPLE_TOKENS).one_epoch():
         batch = reader[plan].batch
         assert isinstance(batch, TaskBatch)
@@ -107,3 +113,11 @@ def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int 
         types = None if batch.types is None else batch.layout.pad(batch.types)[0]
         samples.append(Inputs(tokens, layout, types))
     return samples
+
+
+def _sample_pairs(model: Seq2Seq, examples: Sequence[TextExample], config: PairConfig) -> list[Sample]:
+    config = config.changed(layout="packed", too_long="cut", micro_tokens=max(_SAMPLE_TOKENS, config.length))
+    pairs, tokenizer = pairs_of(examples, model, config), model.require_tokenizer()
+    reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
+    batches = [reader[plan].batch for plan in PairPlan(pairs, config, 0).one_epoch()]
+    return [batch for batch in batches if isinstance(batch, PairBatch)]

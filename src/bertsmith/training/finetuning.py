@@ -51,7 +51,7 @@ from bertsmith.training.distillation import (
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
-from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
+from bertsmith.training.quantising import QuantisedLearning, give_pair_ranges, give_ranges, with_rounding
 from bertsmith.training.run_config import Method, RunConfig, device_type
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
@@ -152,6 +152,8 @@ class TaskSettings(Record):
 class TranslationSettings(TaskSettings):
     """Settings of a fine-tuning of an encoder-decoder on pairs of texts."""
 
+    quantisation: QuantisedLearning | None = None
+    """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: PairConfig = PairConfig()
     batch: BatchConfig = BatchConfig(tokens=4096)
     # the paper's: Adam without decay and without clipping, a rate that falls by the root of the step
@@ -352,6 +354,8 @@ def _make_translation(
     model = translation_model(settings, data.train, start)
     config = settings.sequences
     train, dev = (pairs_of(examples, model, config) for examples in (data.train, data.dev))
+    if settings.quantisation is not None:
+        give_pair_ranges(model, train, config, settings.quantisation.calibration, settings.run.seed)
     notices = [*data.notices]
     counts: dict[str, Any] = {}
     for split, pairs in (("train", train), ("dev", dev)):
@@ -402,7 +406,7 @@ def translation_model(
             raise InputError(
                 f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.max_length}"
             )
-    return model
+    return require_decoder(with_rounding(model, settings.quantisation))
 
 
 def translation_config(source: ModelSource, vocabulary: int) -> ModelConfig:

@@ -220,7 +220,7 @@ class QueryKeyValueMixer(Mixer):
         """Return the keys and values of the memory, or empty ones."""
         if context.memory is not None:
             return self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
-        new, batch, heads = self.output.weight.new_zeros, context.layout.batch, context.keep_heads or self.heads
+        new, batch, heads = self.output.new_zeros, context.layout.batch, context.keep_heads or self.heads
         return new(batch, 0, heads, self.head_width), new(batch, 0, heads, self.value_width)
 
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import dropout
@@ -139,7 +138,7 @@ class DisentangledAttention(QueryKeyValueMixer):
 
     def start(self, context: ForwardContext) -> State:
         # the position of the next query
-        position = torch.zeros(context.layout.batch, dtype=torch.long, device=self.output.weight.device)
+        position = self.output.new_zeros(context.layout.batch).long()
         return *super().start(context), position
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:

@@ -68,7 +68,7 @@ class DynamicConv(Mixer):
     def start(self, context: ForwardContext) -> State:
         """Return zeros for the kernel_size − 1 tokens before the first."""
         heads = context.keep_heads or self.heads
-        before = self.output.weight.new_zeros(context.layout.batch, self.kernel.kernel_size - 1, heads, self.head_width)
+        before = self.output.new_zeros(context.layout.batch, self.kernel.kernel_size - 1, heads, self.head_width)
         return (before,)
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:

@@ -1,7 +1,7 @@
 """Exits of a decoder (Elbayad et al. 2020): a prediction of the next token after some blocks, and the choice of one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from bertsmith.layers.elementwise import Norm
+from bertsmith.layers.embedding import token_scores
 from bertsmith.models.heads.base import HeadConfig
-from bertsmith.models.heads.pretraining import NextToken
 from bertsmith.settings import Record
 
 Choose = Literal["confidence", "sequence", "multinomial", "geometric"]
@@ -74,12 +74,12 @@ class DecoderExits(nn.Module):
         self.by_layer = nn.ModuleDict({str(layer): DecoderExit(width, own) for layer in config.layers})
         self.chooser = CHOOSERS[config.choose](width, len(config.layers))
 
-    def forward(self, layer: int, hidden: Tensor, table: Tensor) -> Tensor:
+    def forward(self, layer: int, hidden: Tensor, table_scores: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the scores of the next token after so many blocks: (…, width) -> (…, vocabulary).
 
-        Shape: hidden after the decoder's final norm; table (vocabulary, width).
+        `hidden` comes after the decoder's final norm; `table_scores` is the product with the shared token table.
         """
-        scores: Tensor = self.by_layer[str(layer)](hidden, table)
+        scores: Tensor = self.by_layer[str(layer)](hidden, table_scores)
         return scores
 
 
@@ -89,12 +89,11 @@ class DecoderExit(nn.Module):
     def __init__(self, width: int, vocabulary: int | None) -> None:
         super().__init__()
         self.norm = Norm(width, 1e-5)
-        self.score = NextToken(None)
         self.table = None if vocabulary is None else nn.Parameter(torch.empty(vocabulary, width))
 
-    def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
-        scores: Tensor = self.score(self.norm(hidden), table if self.table is None else self.table)
-        return scores
+    def forward(self, hidden: Tensor, table_scores: Callable[[Tensor], Tensor]) -> Tensor:
+        hidden = self.norm(hidden)
+        return table_scores(hidden) if self.table is None else token_scores(hidden, self.table, None)
 
 
 class Chooser(nn.Module, ABC):

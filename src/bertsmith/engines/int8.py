@@ -219,7 +219,7 @@ def int8_model(model: Model, precision: Precision, samples: Sequence[Sample] = (
             table, parent.token_table = parent.token_table, None
             rounding, ranges = BY_ROW, None
             if isinstance(module, QuantisedRows):
-                rounding, ranges = module.rounding, module.entering
+                rounding, ranges = module.rounding, module.scored
             is_scored = name == model.config.scored_rows
             return Int8Rows(table, rounding, ActivationProduct(activations, ranges) if is_scored else None)
         return module
@@ -292,7 +292,7 @@ def _sources(pairs: Sequence[PairBatch]) -> Iterator[Tensor]:
 def float_inputs(model: Model) -> list[str]:
     """Return the names of linear layers whose inputs stay in floating point, because their values are too sparse."""
     return sorted(
-        name.removesuffix(".entering")
+        name.rpartition(".")[0]
         for name, module in model.named_modules()
-        if isinstance(module, Ranges) and name.endswith(".entering") and bool((module.limits == FLOAT).any())
+        if isinstance(module, Ranges) and not name.endswith(".leaving") and bool((module.limits == FLOAT).any())
     )

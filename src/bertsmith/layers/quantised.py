@@ -372,7 +372,7 @@ class QuantisedRows(TokenRows):
         self.rounding = rounding
         config = rounding.config
         has_ranges = scores and config.rounds_activations
-        self.entering = Ranges(1, 1, 0, config.activation_bits, config.decay) if has_ranges else None
+        self.scored = Ranges(1, 1, 0, config.activation_bits, config.decay) if has_ranges else None
 
     def forward(self, tokens: Tensor, table: Tensor | None) -> Tensor:
         assert table is not None, "an embedding without its own table needs the argument table"
@@ -384,4 +384,4 @@ class QuantisedRows(TokenRows):
         return self.rounding(super().whole(table))
 
     def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        return super().scores(hidden if self.entering is None else self.entering(hidden), table, bias)
+        return super().scores(hidden if self.scored is None else self.scored(hidden), table, bias)

@@ -9,7 +9,7 @@ from bertsmith.checkpoint.files import NewFolder, find_weights, read_json
 from bertsmith.checkpoint.hf.writing import NativeChoice, plan_hf
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact, write_artefact
-from bertsmith.engines.base import Artefact, Precision
+from bertsmith.engines.base import Artefact, Inputs, Precision
 from bertsmith.engines.int8 import ACTIVATIONS, calibrate, float_inputs
 from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE
@@ -291,7 +291,8 @@ def _export_onnx(
     head: HeadChoice,
     data: str | None,
 ) -> OnnxExportResult:
-    samples = () if data is None else sample_inputs(loaded, read_task_record(model), task_splits(data).read("train"))
+    found = [] if data is None else sample_inputs(loaded, read_task_record(model), task_splits(data).read("train"))
+    samples = [sample for sample in found if isinstance(sample, Inputs)]
     with NewFolder(out.resolve()) as new:
         (new / MARK).touch()
         write_onnx(loaded, new, precision, samples, head)

@@ -383,12 +383,12 @@ def run_decoder_exits(
     used = device_type(device)
     with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
         objective = depth_objective(settings, model)
-        pairs = [pairs_of(examples, model, settings.sequences) for examples in (train, dev)]
         trainer = pair_trainer(
             settings.learning,
             model,
             objective,
-            *pairs,
+            pairs_of(train, model, settings.sequences),
+            pairs_of(dev, model, settings.sequences),
             settings.sequences,
             out,
             targets_per_token=TranslationConfig().targets_per_token,

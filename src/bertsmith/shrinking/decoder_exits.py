@@ -330,8 +330,8 @@ def choose_depth(
         mean = float(runner.mean_layers or depth)
         table.append(DepthScore(rule=rule, score=score, mean_blocks=mean, texts_per_second=speed))
         say(f"{mean:.2f} blocks: {metric} {score:.2f}")
-    index = best_depth(table, full_score, leave, depth)
-    chosen = None if index is None else table[index]
+    chosen_index = best_depth(table, full_score, leave, depth)
+    chosen = None if chosen_index is None else table[chosen_index]
     set_depth_rule(model, None if chosen is None else chosen.rule)
     return ChosenDepth(
         metric=metric,
@@ -345,7 +345,7 @@ def choose_depth(
         exit_scores=by_exit,
         rule=None if chosen is None else chosen.rule,
         table=tuple(table),
-        chosen_index=index,
+        chosen_index=chosen_index,
         examples=len(evaluator.examples),
     )
 

@@ -5,9 +5,9 @@
     python benchmarks/bakeoff.py --out runs/bakeoff --scores scores.jsonl             # the table
 
 CORPUS is a folder that `bertsmith corpus` wrote. Every candidate (bakeoff_candidates.py) runs in its own process.
-Groups of them compile in parallel; then each has the device to itself, measures its speed and trains as many steps as fit into
-its time, with a full learning-rate schedule. Two-stage candidates split the time evenly and keep the encoder between
-stages. With --steps the candidates train in parallel, for the given number of steps of their objective.
+Groups of them compile in parallel; then each has the device to itself, measures its speed and trains as many steps as
+fit into its time, with a full learning-rate schedule. Two-stage candidates split the time evenly and keep the encoder
+between stages. With --steps the candidates train in parallel, for the given number of steps of their objective.
 Writes to OUT/NAME: the model, log.jsonl and metrics.json.
 """
 

@@ -54,7 +54,7 @@ def main() -> None:
     rows: list[Row] = [row for path in options.read for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     _measure_all(rows, about, options)
     columns = sorted({row["length"] for row in rows}, key=lambda column: (column == "mixed", column.rjust(9)))
-    print(f"\n{about['device']}, torch {about['torch']}, {options.size} size, {options.tokens:,} tokens a batch")
+    print(f"\n{about['device']}, torch {about['torch']}, {options.size} size, {options.tokens:,} tokens per batch")
     print(f"ceiling: {about['ceiling_tflops']:,} TFLOP/s in a large bfloat16 product")
     print_tables(rows, columns)
     print_bars(rows, [column for column in columns if column != "mixed"])

@@ -1,13 +1,12 @@
-"""What early exit is worth on this machine: texts a second with and without it, in one run.
+"""Speed-up of early exits on this machine: texts per second with and without them, in one run.
 
-    python benchmarks/exits.py FOLDER --data TASK                # one text at a time, and 32 together
+    python benchmarks/exits.py FOLDER --data TASK                # one text at a time, and batches of 32
     python benchmarks/exits.py FOLDER --data TASK --threads 1 --texts 512 --thresholds 0.8 0.9 0.99
 
-FOLDER is what `bertsmith shrink MODEL --method exits` wrote, TASK its data. The same batches of dev go through all
-layers, then as far as each text needs, in turns, so that both see the same moments of the machine; the ratio is that of
-the medians over the rounds. Layers that are not computed are saved; what is paid for it is a small head after every
-layer, the question who is sure, and a smaller batch to be put together for the rest, which for short texts one at a
-time can be as much as a layer: a ratio below 1 is such a case, and is printed as what it is.
+FOLDER is the output of `bertsmith shrink MODEL --method exits`, TASK its data. The same batches of dev run through all
+layers and with early exits, alternating; the ratio is of the medians over the rounds. Exits save layers, but cost a
+small head after every layer, a decision, and regrouping the batch. For short single texts this can cost as much as a
+layer: the ratio is then below 1, and the benchmark reports it.
 """
 
 import argparse
@@ -57,7 +56,7 @@ def _rules(own: ExitRule | None, thresholds: list[float]) -> list[ExitRule]:
         measure = "probability" if own is None else own.measure
         return [ExitRule(measure=measure, threshold=threshold) for threshold in thresholds]
     if own is None:
-        raise SystemExit("the model has no rule for its exits: give --thresholds")
+        raise SystemExit("the model has no exit rule; give --thresholds")
     return [own]
 
 
@@ -65,7 +64,7 @@ def _rules(own: ExitRule | None, thresholds: list[float]) -> list[ExitRule]:
 def _measured(
     model: Model, runner: ExitRunner, features: Features, reader: ExampleReader, size: int, rounds: int
 ) -> dict[str, Any]:
-    """The figures of one size of batch."""
+    """Return the metrics of one batch size."""
     batches = [reader[MicroBatchPlan(items, Cursor())].batch for items in _bins(len(features), size)]
     sizes = [torch.from_numpy(np.diff(features.items)[batch.item.numpy()]) for batch in batches]
 
@@ -99,7 +98,7 @@ def _measured(
 
 
 def _bins(count: int, size: int) -> list[np.ndarray]:
-    """Items as they come, so many together."""
+    """Yield batches of items in order."""
     return [np.arange(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
@@ -110,10 +109,10 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _line(row: dict[str, Any]) -> str:
-    slower = "" if row["ratio"] >= 1 else "  (slower: exits cost more here than they save)"
+    slower = "" if row["ratio"] >= 1 else "  (slower: exits cost more than they save)"
     return (
         f"{row['measure']} {row['threshold']:g}, batch {row['batch']:>3}: {row['whole_per_second']:8.1f} texts/s with "
-        f"all {row['layers']} layers, {row['early_per_second']:8.1f} with {row['mean_layers']:.2f} in the mean, ratio "
+        f"all {row['layers']} layers, {row['early_per_second']:8.1f} with {row['mean_layers']:.2f} on average, ratio "
         f"{row['ratio']:.2f}{slower}"
     )
 

@@ -1,6 +1,6 @@
-"""FAVOR+ against exact attention: how the error falls with the features, and the time by length, in one run.
+"""Compare FAVOR+ with exact attention: error by number of features, and time by length.
 
-    python benchmarks/favor.py                  # on the GPU if there is one, else on the CPU with less of all
+    python benchmarks/favor.py                  # on a GPU if there is one, otherwise a smaller run on the CPU
     python benchmarks/favor.py --device cpu --picture docs/images/performer-error.png
 
 Error: relative L2 error of the output against softmax attention in float64, queries and keys normal with standard
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _errors(options: argparse.Namespace) -> dict[str, list[float]]:
-    """The error of every estimator for each number of features."""
+    """Print the error of every estimator for each number of features."""
     torch.manual_seed(options.seed)
     length, width = options.error_length, options.head_width
     layout = SequenceLayout.full(1, length)
@@ -177,7 +177,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draws", default=10, type=int)
     parser.add_argument("--seed", default=0, type=int)
     lengths = [1024, 4096, 16384, 65536] if has_gpu else [512, 1024, 2048, 4096, 8192]
-    parser.add_argument("--lengths", default=lengths, type=_numbers, help="for the times; '' to leave them out")
+    parser.add_argument("--lengths", default=lengths, type=_numbers, help="lengths to time; '' for none")
     parser.add_argument("--heads", default=12 if has_gpu else 2, type=int)
     parser.add_argument("--time-features", default=256, type=int)
     parser.add_argument("--repeats", default=20 if has_gpu else 5, type=int)

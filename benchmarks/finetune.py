@@ -1,13 +1,12 @@
-"""Fine-tuning beside transformers' own Trainer: seconds a step, and how good the models are.
+"""Compare fine-tuning with the Trainer of transformers: time per step, and scores.
 
     python benchmarks/finetune.py --model FOLDER --data TASK --speed               # one task folder
-    python benchmarks/finetune.py --model FOLDER --data TASK TASK … --quality --seeds 0,1,2 --out figures.json
+    python benchmarks/finetune.py --model FOLDER --data TASK TASK … --quality --seeds 0,1,2 --out metrics.json
 
-FOLDER is a model as Hugging Face's tools write it; TASK a folder with train and dev. `--speed` lets the Trainer run and
-takes as many steps of ours after every few of its own, so that both see the same moments of the machine: first on
-examples cut to one length, then on the task's lengths as they are (in any order, which is the Trainer's default, and
-with examples of about one length together). Both use bfloat16 on a GPU. `--quality` trains three times per seed: the
-Trainer, ours with the Trainer's settings and ours with its own, and scores all by the same task.
+FOLDER is a Hugging Face model folder, TASK a folder with train and dev. `--speed` runs the Trainer and alternates a few
+of its steps with as many of ours, first on examples truncated to one length, then on the task's own lengths (in random
+order, the Trainer's default, and grouped by length). Both use bfloat16 on a GPU. `--quality` trains three times per
+seed: the Trainer, ours with the Trainer's settings and ours with its own, and scores all with the same task.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_fin
 from bertsmith.training.starting_model import finetuning_encoder
 from finetune_peer import peer_outputs, peer_trainer
 
-# what the Trainer does when told nothing, apart from the batch and the warm-up
+# the Trainer's defaults, except for the batch and the warm-up
 PEER_SETTINGS = {
     "sequences": {"length": 128},
     "batch": {"examples": 32},
@@ -44,7 +43,7 @@ PEER_SETTINGS = {
     "run": {"epochs": 3.0, "choose": "last"},
 }
 
-# cases of --speed: whether all examples have one length, whether those of about one length stand together
+# cases of --speed: whether all examples have one length, whether batches are grouped by length
 CASES = {"equal": (True, False), "mixed": (False, False), "by_length": (False, True)}
 SIZES = {"small": (256, 12, 4), "base": (768, 12, 12)}  # width, layers, heads
 
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 class _Interleaved(TrainerCallback):
-    """Takes a few steps of ours after every few of the Trainer's, and the time of both."""
+    """Callback that runs a few of our steps after every few of the Trainer's, and times both."""
 
     def __init__(self, ours: Finetuning, options: argparse.Namespace) -> None:
         self.trainer, self.each, self.device = ours.trainer, options.each, options.device
@@ -104,8 +103,8 @@ def _speed(options: argparse.Namespace) -> list[dict[str, Any]]:
         gc.collect()
     threads = "" if options.device == "cuda" else f", {torch.get_num_threads()} threads"
     print(
-        f"\ntorch {torch.__version__}, {options.device}{threads}, {options.batch} examples a step, "
-        f"ms a step ({options.clock})"
+        f"\ntorch {torch.__version__}, {options.device}{threads}, {options.batch} examples per step, "
+        f"ms per step ({options.clock})"
     )
     print(f"{'':<20}{'tokens':>8}{'padded':>8}{'Trainer':>10}{'ours':>10}{'ratio':>8}")
     for row in rows:
@@ -118,7 +117,7 @@ def _speed(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured(options: argparse.Namespace, *, is_equal: bool, is_by_length: bool) -> dict[str, Any]:
-    """Seconds a step of both, medians over rounds; the ratio is the median of the rounds' ratios."""
+    """Return the median seconds per step of both, and the median ratio over rounds."""
     steps = options.each * (options.rounds + 1)
     settings, tables = _task(options.data[0], options)
     sequences = settings.sequences.changed(
@@ -161,7 +160,7 @@ def _measured(options: argparse.Namespace, *, is_equal: bool, is_by_length: bool
 
 
 def _one_length(settings: FinetuneSettings, tables: Tables) -> tuple[FinetuneSettings, Tables]:
-    """The longer half of the examples, cut to the length of the shortest of them."""
+    """Return the longer half of the examples, truncated to the shortest of them."""
     lengths = _train_features(settings, tables).tokens.lengths
     length = int(np.median(lengths))
     long = np.flatnonzero(lengths >= length).tolist()
@@ -223,7 +222,7 @@ def _ours(task: str, seed: int, options: argparse.Namespace, flags: list[str]) -
 
 
 def _print_quality(found: list[dict[str, Any]]) -> None:
-    """One row for each task, figure that all sides have, and side."""
+    """Return one row for each task, shared metric, and side."""
     print(f"\n{'':<14}{'':<12}{'':<22}{'mean':>8}{'least':>8}{'most':>8}{'seconds':>9}")
     for task in dict.fromkeys(row["task"] for row in found):
         own = [row for row in found if row["task"] == task]
@@ -239,13 +238,13 @@ def _print_quality(found: list[dict[str, Any]]) -> None:
 
 
 def _task(task: str, options: argparse.Namespace) -> tuple[FinetuneSettings, Tables]:
-    """A task with the Trainer's settings, and its data."""
+    """Return a task with the Trainer's settings, and its data."""
     plain: dict[str, Any] = {"data": task, "model": options.model, **_peer_settings(options)}
     return read_settings(plain, options.task, options.column or [], None, None, source="the benchmark")
 
 
 def _peer_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of both sides, with what the options change of them."""
+    """Return the settings of both sides, changed by the options."""
     optimizer = {**PEER_SETTINGS["optimizer"], "learning_rate": options.rate}
     return {
         **PEER_SETTINGS,
@@ -265,7 +264,7 @@ def _train_features(settings: FinetuneSettings, tables: Tables) -> Features:
 
 
 def _as_flags(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Settings in the form of --set."""
+    """Format settings as --set arguments."""
     flags = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -276,7 +275,7 @@ def _as_flags(tree: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def _fresh_model(folder: str, size: str) -> str:
-    """A folder with fresh weights of another size and the tokenizer of a model: speed does not depend on weights."""
+    """Write a folder with random weights of another size and the tokenizer of a model, to measure speed."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     width, layers, heads = SIZES[size]
@@ -293,32 +292,32 @@ def _fresh_model(folder: str, size: str) -> str:
 def _options() -> argparse.Namespace:
     has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="the folder of a model")
+    parser.add_argument("--model", required=True, help="model folder")
     parser.add_argument("--data", required=True, nargs="+", help="task folders; --speed takes the first")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--quality", action="store_true")
-    parser.add_argument("--task", help="the kind of task, where the columns do not tell")
+    parser.add_argument("--task", help="task, if the columns are ambiguous")
     parser.add_argument("--column", action="append", help="as for bertsmith finetune")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seeds", default=[0, 1, 2], type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--rate", default=5e-5, type=float, help="the learning rate of the Trainer's settings")
+    parser.add_argument("--rate", default=5e-5, type=float, help="learning rate of the Trainer's settings")
     parser.add_argument("--precision", default="auto", choices=["auto", "float32"], help="of all, for --quality")
-    parser.add_argument("--set", action="append", help="a setting of ours over its defaults, for --quality")
-    parser.add_argument("--size", choices=list(SIZES), help="fresh weights of this size instead, for --speed")
-    parser.add_argument("--batch", default=32, type=int, help="examples a step, for --speed")
-    parser.add_argument("--length", default=128, type=int, help="the most tokens of an example, for --speed")
+    parser.add_argument("--set", action="append", help="change one of our default settings, for --quality")
+    parser.add_argument("--size", choices=list(SIZES), help="random weights of this size, for --speed")
+    parser.add_argument("--batch", default=32, type=int, help="examples per step, for --speed")
+    parser.add_argument("--length", default=128, type=int, help="maximum tokens of an example, for --speed")
     parser.add_argument("--layout", default="packed", choices=["packed", "padded"], help="of ours")
     parser.add_argument("--compile", default="off", choices=["off", "whole"], help="of ours, for --speed")
     parser.add_argument("--cases", default=list(CASES), type=lambda text: text.split(","), help="of --speed")
-    parser.add_argument("--each", default=10 if has_gpu else 2, type=int, help="steps between two turns")
+    parser.add_argument("--each", default=10 if has_gpu else 2, type=int, help="steps per turn")
     parser.add_argument("--rounds", default=20 if has_gpu else 8, type=int, help="turns of both")
     parser.add_argument(
         "--clock",
         default="wall",
         choices=["wall", "processor"],
-        help="of --speed; the processor's own is for a busy machine, and fair with one thread only",
+        help="clock of --speed; CPU time suits a busy machine, but is fair with one thread only",
     )
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser.add_argument("--out", help="write the metrics as JSON")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Fine-tuning with transformers' own Trainer: the peer of benchmarks/finetune.py.
+"""Fine-tuning with the Trainer of transformers, for benchmarks/finetune.py.
 
-It gets the very sequences ours gets (same tokenizer, same cuts, same targets), pads every batch to its longest, and
-its answers are scored by the same task.
+It gets the same sequences as ours (same tokenizer, truncation and targets), pads every batch to its longest sequence,
+and is scored with the same task.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from bertsmith.training.finetuning import FinetuneSettings
 
 
 def rows_of(features: Features) -> list[dict[str, Any]]:
-    """The items as the Trainer takes them; every item must be one sequence."""
+    """Items in the format of the Trainer; every item must be one sequence."""
     if len(features.tokens) != len(features):
-        raise SystemExit("an item of this task has several sequences; the peer takes one each")
+        raise SystemExit("an item of this task has several sequences; the Trainer supports one each")
     target = next(features.targets[name] for name in ("label", "value", "tags") if name in features.targets)
     rows = []
     for index in range(len(features)):
@@ -56,7 +56,7 @@ def peer_trainer(
     steps: int = -1,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> Trainer:
-    """A Trainer with the model, the data and the settings of our run; `steps` in the place of its epochs if given."""
+    """Return a Trainer with the model, data and settings of our run; `steps` replaces the epochs if given."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
@@ -102,7 +102,7 @@ def peer_trainer(
 
 
 def peer_outputs(trainer: Trainer, features: Features) -> list[np.ndarray]:
-    """What the peer's model says of every item, as a task's `answers` reads it."""
+    """Return the outputs of the Trainer's model for every item, in the format of a task's `answers`."""
     said = trainer.predict(rows_of(features)).predictions
     if said.ndim == 2:
         return list(said)
@@ -110,7 +110,7 @@ def peer_outputs(trainer: Trainer, features: Features) -> list[np.ndarray]:
 
 
 def _grouping() -> dict[str, Any]:
-    """The argument that puts examples of about one length together; its name depends on the version."""
+    """Return the argument for grouping by length, whose name depends on the version."""
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
     is_new = "train_sampling_strategy" in fields
     return {"train_sampling_strategy": "group_by_length"} if is_new else {"group_by_length": True}

@@ -1,11 +1,11 @@
-"""Does `bertsmith fit` keep its word?
+"""Check `bertsmith fit`: how often its artefact meets the budget, and whether brute force finds a better one.
 
     python benchmarks/fit.py again OUT --times 10
     python benchmarks/fit.py brute MODEL --data TASK --out OUT --latency-ms 8 --length 64 --engine torch
 
-`again` measures the artefact in OUT, which a fit left, so many times, each in a fresh process, and prints how often the
-budget is kept that it was made for. `brute` lets fit choose, then writes, scores and measures every sub-network of the
-even grid in every mode that was asked for, and prints the best score that fits beside fit's.
+`again` measures the artefact of a fit in OUT repeatedly, each time in a fresh process, and prints how often its budget
+is met. `brute` runs fit, then writes, scores and measures every sub-network of the uniform grid in every requested
+engine and precision, and prints the best score within the budget beside fit's.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _again(options: argparse.Namespace) -> dict[str, Any]:
-    """How often an artefact keeps its budget."""
+    """Print how often an artefact meets its budget."""
     result = json.loads((options.out / "result.json").read_text(encoding="utf-8"))
     if not result["fits"]:
         raise SystemExit(f"{options.out} holds no artefact: nothing kept {result['budget']}")
@@ -63,7 +63,7 @@ def _again(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _brute(options: argparse.Namespace) -> dict[str, Any]:
-    """The best score that fits, by fit and by trying everything."""
+    """Print the best score within the budget, by fit and by brute force."""
     run_modes = {"engine": options.engine, "precision": options.precision}
     budget = {"latency_ms": options.latency_ms, "size_mb": options.size_mb, "length": options.length or None}
     budget |= {"threads": options.threads, "percentile": options.percentile}
@@ -128,7 +128,7 @@ def _options() -> argparse.Namespace:
     brute.add_argument("--precision", action="append")
     brute.add_argument("--processes", type=int, default=5)
     for part in (again, brute):
-        part.add_argument("--figures", help="a JSON file for all figures")
+        part.add_argument("--figures", help="write all metrics to this JSON file")
     return parser.parse_args()
 
 

@@ -1,11 +1,9 @@
-"""Every precision of PyTorch, eager, on a CPU: speed, size and score.
-
-Of one linear layer or of a model; with data, the score on dev.
+"""Speed, size and score of every precision in eager PyTorch on a CPU, for one linear layer or for a model.
 
 python benchmarks/int8.py                            # 384 → 1536, as in a small encoder, one thread
 python benchmarks/int8.py --inputs 768 --outputs 3072 --threads 2
 python benchmarks/int8.py --model FOLDER             # all layers of a model, by batch and length
-python benchmarks/int8.py --model FOLDER --data DATA # file, and score on dev, in each precision
+python benchmarks/int8.py --model FOLDER --data DATA # file size and dev score in each precision
 """
 
 import argparse
@@ -39,8 +37,8 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", default=[16, 128, 1024], type=int)
     parser.add_argument("--threads", default=1, type=int)
     parser.add_argument("--model")
-    parser.add_argument("--data", help="with --model, which was fine-tuned on it")
-    parser.add_argument("--shapes", nargs="+", default=["1x16", "1x128", "8x64"], help="batch x length, with --model")
+    parser.add_argument("--data", help="task data of the fine-tuned --model")
+    parser.add_argument("--shapes", nargs="+", default=["1x16", "1x128", "8x64"], help="batch x length, for --model")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.data:

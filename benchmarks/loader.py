@@ -1,6 +1,6 @@
-"""Speed of the data path: tokens a second of packed (or padded), masked batches, ready for a model.
+"""Speed of the data pipeline: tokens per second of packed or padded, masked batches, ready for a model.
 
-python benchmarks/loader.py                        # on text the benchmark makes itself
+python benchmarks/loader.py                        # on generated text
 python benchmarks/loader.py --data CORPUS          # on a folder that `bertsmith corpus` wrote
 """
 
@@ -35,12 +35,12 @@ def main() -> None:
         data = options.data or _made(Path(folder))
         corpus, tokenizer = TokenCorpus(data), Tokenizer.load(data)
         mean = corpus.tokens / corpus.documents
-        print(f"{corpus.tokens:,} tokens, {mean:.0f} a document; sequences of up to {options.length}")
+        print(f"{corpus.tokens:,} tokens, {mean:.0f} per document; sequences of up to {options.length}")
         names = f"{'cut':<19}{'layout':<9}{'unit':<7}{'draw':<18}"
         print(f"{names}{'workers':>7}{'tokens/s':>12}{'filled':>9}{'masked':>9}")
         for cut, layout, masking, workers in _cases(options.workers):
             _measure(corpus, tokenizer, cut, layout, masking, workers, options)
-        print(f"\ntokens a second of CPU time, each part alone\n{'cut':<19}{'plan':>14}{'read':>14}")
+        print(f"\ntokens per second of CPU time, each step alone\n{'cut':<19}{'plan':>14}{'read':>14}")
         for cut in CUTS:
             _measure_cut(corpus, tokenizer, cut, options)
         print(f"{'unit':<7}{'draw':<18}{'mask':>14}{'places':>9}")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _cases(workers: list[int]) -> list[tuple[str, str, MaskingConfig, int]]:
-    """Every rule of masking on one cut, then every other cut with one rule."""
+    """Measure every masking rule on one cut, then every other cut with one rule."""
     return [
         *(("chunks", "packed", rule, count) for rule in RULES for count in workers),
         ("chunks", "padded", MaskingConfig(), workers[-1]),
@@ -105,7 +105,7 @@ def _measure_rule(
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The least CPU time of some tries, which other programs on the machine change little."""
+    """Return the minimum CPU time of several tries, which other load affects little."""
     tries = []
     for _ in range(5):
         begin = time.process_time()
@@ -138,7 +138,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro-tokens", default=32768, type=int)
     parser.add_argument("--workers", default=[0, 1], type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--seconds", default=4.0, type=float)
-    torch.set_num_threads(1)  # masking takes one core and reading the other
+    torch.set_num_threads(1)  # one core masks, the other reads
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Q-BERT as an experiment: the sharpness of every layer, bits by its rank, and the scores of mixed and uniform bits.
+"""Q-BERT as an experiment: sharpness of every layer, bits by its order, and scores of mixed and uniform bits.
 
-The model must be fine-tuned on the data. Weights have a range for each of 128 stretches of rows, the token table and
-activations 8 bits. Without --epochs nothing is trained after rounding; with it every row of the table is trained on.
+The model must be fine-tuned on the data. Weights have one range for each of 128 groups of rows; the token table and
+activations have 8 bits. Without --epochs nothing is trained after quantisation; with it, every row of the table is.
 
 python benchmarks/mixed_precision.py MODEL DATA                        # 2 and 4 bits mixed, 3 on average
 python benchmarks/mixed_precision.py MODEL DATA --choices 2 3 4 8 --average 3 --epochs 1
@@ -34,11 +34,13 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--choices", nargs="+", default=[2, 4], type=int)
     parser.add_argument("--average", default=3.0, type=float)
-    parser.add_argument("--slices", default=5, type=int, help="of the data, for the mean and deviation of eigenvalues")
+    parser.add_argument(
+        "--slices", default=5, type=int, help="slices of the data, for mean and standard deviation of the eigenvalues"
+    )
     parser.add_argument("--examples", default=32, type=int, help="of one slice")
-    parser.add_argument("--steps", default=20, type=int, help="of the power iteration at most")
+    parser.add_argument("--steps", default=20, type=int, help="maximum steps of the power iteration")
     parser.add_argument("--groups", default=128, type=int)
-    parser.add_argument("--epochs", type=float, help="of training with rounding, for each row")
+    parser.add_argument("--epochs", type=float, help="epochs of quantisation-aware training per row")
     parser.add_argument("--threads", default=1, type=int)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -69,14 +71,14 @@ def main() -> None:
 
 
 def _reversed(sharpness: list[Sharpness], sizes: list[int], options: argparse.Namespace) -> tuple[int, ...]:
-    """The same bits by the opposite rank: what the eigenvalues are worth."""
+    """Assign the same bits in the opposite order, as a baseline."""
     return allotted_bits([-layer.omega for layer in sharpness], sizes, options.choices, options.average)
 
 
 def _losses(
     model: Model, predictor: Predictor, train: Table, slices: int, examples: int
 ) -> Iterator[Callable[[], Tensor]]:
-    """The mean loss on each slice, with attention that can be differentiated twice."""
+    """Return the mean loss on each slice, with attention that can be differentiated twice."""
     rows = predictor.task.examples(train)
     objective = predictor.task.objective(rows)
     for batch in _batches(predictor, rows, examples, slices):

@@ -1,4 +1,4 @@
-"""Copy, reverse or sort: a small Transformer must write what it read in another order, without a single mistake.
+"""Train a small Transformer to copy, reverse or sort sequences of numbers, and print the exact match.
 
 python benchmarks/number_sequences.py --task sort
 python benchmarks/number_sequences.py --task copy --out runs/copy --set run.steps=500
@@ -36,7 +36,7 @@ def main() -> None:
     print(
         f"{options.task}: exact match {metrics['exact_match']:.1f} % of "
         f"{metrics['data']['dev']['rows']} unseen sequences, "
-        f"loss {metrics['loss']:.5f}, {metrics['steps']} steps, {seconds:.0f} s in all, {busy:.0f} s of processor time"
+        f"loss {metrics['loss']:.5f}, {metrics['steps']} steps, {seconds:.0f} s in total, {busy:.0f} s of CPU time"
     )
 
 
@@ -50,7 +50,7 @@ def write_task(
     limit: int = 20,
     seed: int = 0,
 ) -> Path:
-    """A task folder with random sequences of 3 to `longest` numbers below `limit`, none of them in both parts."""
+    """Write a task folder with random sequences of 3 to `longest` numbers below `limit`; the splits are disjoint."""
     draw = Random(seed)
     folder.mkdir(parents=True)
     seen: set[tuple[int, ...]] = set()
@@ -73,8 +73,8 @@ def _text(numbers: tuple[int, ...] | list[int]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="sort", choices=TASKS)
-    parser.add_argument("--out", type=Path, help="keep the run here")
-    parser.add_argument("--set", action="append", default=[], help="one setting over the recipe")
+    parser.add_argument("--out", type=Path, help="output folder of the run")
+    parser.add_argument("--set", action="append", default=[], help="change one setting of the recipe")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--force", action="store_true")

@@ -1,11 +1,11 @@
-"""Latency of our ONNX graphs beside those of `transformers` through the same ONNX Runtime, in one run.
+"""Latency of our ONNX graphs and those of `transformers` in the same ONNX Runtime, in one run.
 
     python benchmarks/onnx_latency.py                            # the size of MiniLM: 6 layers of width 384, one thread
     python benchmarks/onnx_latency.py --threads 2 --shapes 1x16 1x128 8x128
 
-Each round runs every candidate once, so that what else the machine does falls on all alike. Given are the median, the
-least, and the median of the rounds' ratios to the graph of transformers (its eager attention, whose operations ONNX
-Runtime fuses best); below 1 is faster than it.
+Each round runs every candidate once, so that other load affects all alike. The table has the median, the minimum, and
+the median over rounds of the ratio to the graph of transformers (its eager attention, which ONNX Runtime fuses best);
+below 1 is faster.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Run = Callable[[Inputs], object]
 
 
 class Peer(nn.Module):
-    """A BERT of transformers as a function of three tensors."""
+    """A transformers BERT as a function of three tensors."""
 
     def __init__(self, options: argparse.Namespace, attention: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The kernels of single ops against their other forms: milliseconds, and the share of the memory's speed reached.
+"""Time the kernels of single ops against their other implementations, with the share of the memory bandwidth.
 
     python benchmarks/ops.py                    # on a GPU: 32,768 tokens in bfloat16
     python benchmarks/ops.py --ops disentangled,favor,favor_causal --lengths 512,2048,8192
@@ -6,12 +6,12 @@
     python benchmarks/ops.py --ops disentangled --profile
     TRITON_INTERPRET=1 python benchmarks/ops.py --device cpu --tokens 64 --lengths 32 --repeats 1
 
-Times are medians of the device's own time: on a GPU each form is recorded once as a CUDA graph and replayed after the
-second cache was overwritten, so that neither launches nor what the last call left behind count. "must move" is what
-comes in and goes out, once each; GB/s is that over the time. "host ms" is what the host takes to launch a forward and a
-backward pass of the kernels; on a CPU, to compute them. --tiles times each convolution's kernel alone with several
-tiles; of attention the whole op, forward and backward, with one kernel's tile changed, and says where gradients are
-others than those of the tile in use. --profile lists the device's time by kernel.
+Times are medians of device time. On a GPU each implementation is recorded once as a CUDA graph and replayed after the
+L2 cache was overwritten, so that neither launches nor cached data count. "must move" is the number of bytes read and
+written at least once; GB/s is this number over the time. "host ms" is the time in which the host launches a forward and
+a backward pass of the kernels; on a CPU, computes them. --tiles times the kernel of each convolution with several tile
+sizes; for attention it times the whole op, forward and backward, with the tile of one kernel changed, and reports
+gradients that differ from those of the current tile. --profile lists device time by kernel.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from ops_cases import Case, Tuned, depthwise, light_conv
 from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
 
 DIFFERENCE = 0.01
-"""Gradients of two tiles that are further apart than this, relative to their norm, are not one in rounding."""
+"""Maximum difference between the gradients of two tiles, relative to their norm, that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """What makes the case of one op from the options, a length, heads and their width, and the shapes asked for."""
+    """An op to time: `case` builds it from the options, a length, heads and head width; with its default shapes."""
 
     case: Callable[[argparse.Namespace, int, int, int], Case]
     heads: int
@@ -47,7 +47,7 @@ OPS = {
     "favor": Op(favor, 12, (64,)),
     "favor_causal": Op(partial(favor, is_causal=True), 12, (64,)),
 }
-"""By name, with the shapes timed on a GPU."""
+"""Ops by name, with the shapes timed on a GPU."""
 CPU_HEADS, CPU_HEAD_WIDTHS = 2, (32,)
 
 
@@ -82,7 +82,7 @@ def _print_forms(title: Sequence[str], case: Case, options: argparse.Namespace) 
             calls = inference(op, case.tensors), training(op, case.tensors)
             times = [milliseconds(call, options) for call in calls]
             host = f"{host_milliseconds(calls[1], options):.3f}" if label == "triton" else ""
-        except Exception as error:  # a form may ask for more memory than the device has
+        except Exception as error:  # an implementation may need more memory than the device has
             _print_row(*title, f"{label}: {_line(error)}", *[""] * 7)
             continue
         first = first or times
@@ -99,7 +99,7 @@ def _print_row(*cells: str) -> None:
 
 
 def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    """The forms by name; those of plain PyTorch as they are and, on a GPU, through the compiler."""
+    """Return the implementations by name; those in plain PyTorch eager and, on a GPU, also compiled."""
     if case.backends["triton"].unsupported(case.inputs) is None:
         yield "triton", partial(case.op, backend="triton")
     for form in case.compared:
@@ -134,7 +134,7 @@ def _print_tiles(title: Sequence[str], case: Case, options: argparse.Namespace) 
             try:
                 remark = _remark(tuned, arguments)
                 found.append((milliseconds(partial(tuned.launch, **arguments), options), arguments, remark))
-            except Exception as error:  # a tile may ask for more than the device has
+            except Exception as error:  # a tile may need more shared memory than the device has
                 print(f"{about}: {_words(arguments)}: {_line(error)}")
         found.sort(key=lambda row: row[0])
         for position, (spent, arguments, remark) in enumerate(found):
@@ -142,14 +142,14 @@ def _print_tiles(title: Sequence[str], case: Case, options: argparse.Namespace) 
 
 
 def _remark(tuned: Tuned, arguments: dict[str, Any]) -> str:
-    """Whether this is the tile in use, or one with other gradients."""
+    """Mark the current tile, and tiles with different gradients."""
     if tuned.now is None:
         return ""
     if arguments == tuned.now:
         return "  <- in use"
     pairs = zip(tuned.launch(**arguments), tuned.launch(**tuned.now), strict=True)
     apart = [((found.double() - now.double()).norm() / now.double().norm()).item() for found, now in pairs]
-    # asked this way round, NaN is a difference too
+    # negated, so that NaN counts as a difference
     if all(distance <= DIFFERENCE for distance in apart):
         return ""
     return f"  WRONG: gradients are {', '.join(f'{distance:.2g}' for distance in apart)} apart"
@@ -162,7 +162,7 @@ def _words(arguments: dict[str, Any]) -> str:
 
 
 def _line(error: Exception) -> str:
-    """The error in one line that a table can hold."""
+    """Return the error as one line of a table."""
     text = (str(error).splitlines() or [""])[0].replace("|", "/")
     return f"{type(error).__name__}: {text[:100]}"
 
@@ -181,8 +181,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--ops", default=list(OPS), type=_names, help=f"some of {','.join(OPS)}")
     parser.add_argument("--tokens", default=32768 if has_gpu else 1024, type=int)
-    parser.add_argument("--lengths", default=[512], type=_whole_numbers, help="of the sequences, one table row each")
-    parser.add_argument("--packed", action="store_true", help="sequences one after the other instead of rows")
+    parser.add_argument("--lengths", default=[512], type=_whole_numbers, help="sequence lengths, one table row each")
+    parser.add_argument("--packed", action="store_true", help="packed sequences instead of padded rows")
     parser.add_argument("--heads", type=int, help=f"each op's own; on a CPU {CPU_HEADS}")
     parser.add_argument("--head-widths", type=_whole_numbers, help="each op's own; on a CPU 32")
     parser.add_argument("--taps", default=9, type=int, help="of the convolutions")
@@ -190,8 +190,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--repeats", default=100 if has_gpu else 5, type=int)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--tiles", action="store_true", help="time the kernels with several tiles instead")
-    instead.add_argument("--profile", action="store_true", help="list the device's time by kernel instead")
+    instead.add_argument("--tiles", action="store_true", help="time the kernels with several tile sizes instead")
+    instead.add_argument("--profile", action="store_true", help="list device time by kernel instead")
     options = parser.parse_args()
     if unknown := set(options.ops) - set(OPS):
         parser.error(f"--ops: {', '.join(sorted(unknown))}; allowed: {', '.join(OPS)}")

@@ -21,7 +21,7 @@ from ops_cases import Case, Tuned, lying, numbers
 from ops_timing import training
 
 BUCKETS, FARTHEST = 256, 512
-"""Of the relative table, as DeBERTa v3 has it: 512 rows."""
+"""Buckets and maximum distance of the relative table of DeBERTa v3, which has 512 rows."""
 PAIRS = [Tile(64, 64, 4, 1), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 4), Tile(64, 64, 8, 2)]
 PAIRS += [Tile(64, 64, 8, 3), Tile(64, 32, 4, 2), Tile(64, 32, 4, 3), Tile(32, 64, 4, 2), Tile(32, 64, 4, 3)]
 READS = [Tile(64, 32, 4, 2), Tile(64, 32, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)]
@@ -37,7 +37,7 @@ def disentangled(options: Namespace, length: int, heads: int, head_width: int) -
     query, key, value = _states(options, shape, heads, head_width)
     tables = [numbers(options, 2 * BUCKETS, heads, head_width) for _ in range(2)]
     slots = bucket_slots(BUCKETS, FARTHEST, clamps_distance=True).to(options.device)
-    # the vectors are what the tables were projected from: no form reads them
+    # the vectors from which the tables were projected: no implementation reads them
     relative = RelativePositions(numbers(options, 2 * BUCKETS, heads * head_width), slots)
     op = partial(disentangled_attention, layout=layout, relative=relative)
     tensors = [query, key, value, *tables]
@@ -86,7 +86,7 @@ def favor(options: Namespace, length: int, heads: int, head_width: int, *, is_ca
         compared=["linear"],
         forward_bytes=4 * moved,
         training_bytes=11 * moved,
-        # the causal kernels have no tables of tiles
+        # the causal kernels have no tile tables
         kernels=dict if is_causal else partial(_favor_kernels, op, tensors),
         lines={"plain attention, SDPA": partial(_plain, length=length, is_causal=is_causal)},
     )
@@ -110,7 +110,7 @@ def _favor_kernels(op: Callable[..., Tensor], tensors: list[Tensor]) -> dict[str
 
 
 def _tuned(op: Callable[..., Tensor], tensors: list[Tensor], table: Table, now: Tile, tries: list[Tile]) -> Tuned:
-    """Forward and backward of the whole op with one entry of a table of tiles changed for the time of a call."""
+    """Return a forward and backward pass of the whole op with one entry of a tile table changed during the call."""
     train, position = training(partial(op, backend="triton"), tensors), _place(tensors[0])
 
     def launch(tiling: Tile) -> tuple[Tensor | None, ...]:
@@ -126,17 +126,17 @@ def _tuned(op: Callable[..., Tensor], tensors: list[Tensor], table: Table, now: 
 
 
 def _place(states: Tensor) -> tuple[int, int]:
-    """Where tables of tiles have the entry of such states."""
+    """Return the key of the tile tables for this dtype and head width."""
     return states.dtype.itemsize, states.shape[-1]
 
 
 def _states(options: Namespace, shape: tuple[int, ...], heads: int, head_width: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values: parts of one projection, as a mixer has them."""
+    """Return queries, keys and values as slices of one projection, as in a mixer."""
     return numbers(options, *shape, 3, heads, head_width).unbind(-3)
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, *_: Tensor, length: int, is_causal: bool) -> Tensor:
-    """Softmax attention of sequences of one length, in the shape of the query."""
-    # packed or not, they lie one after the other: (batch, heads, length, head_width) is a view
+    """Compute softmax attention of sequences of one length, in the shape of the query."""
+    # packed or padded, the memory is the same: (batch, heads, length, head_width) is a view
     rows = (states.reshape(-1, length, *states.shape[-2:]).transpose(1, 2) for states in (query, key, value))
     return scaled_dot_product_attention(*rows, is_causal=is_causal).transpose(1, 2).reshape(query.shape)

@@ -1,4 +1,4 @@
-"""The convolutions that benchmarks/ops.py times, and what a case is."""
+"""Convolutions timed by benchmarks/ops.py, and the class of a case."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from bertsmith.ops.kernel_support import SequenceRows, Tile, to_rows
 
 @dataclass(frozen=True)
 class Tuned:
-    """Something to time with several tiles: all but the tile is given, and what to try are arguments by name."""
+    """A kernel to time with several tiles: `launch` takes one of the `tries` as keyword arguments."""
 
     launch: Callable[..., Any]
     tries: Sequence[dict[str, Any]]
     now: dict[str, Any] | None = None
-    """What is in use where the launch gives gradients: those of other tiles are compared with its own."""
+    """Current tile, if the launch returns gradients: those of other tiles are compared with its own."""
 
 
 @dataclass(frozen=True)
@@ -31,26 +31,26 @@ class Case:
     """One op at one shape."""
 
     op: Callable[..., Tensor]
-    """Called with the tensors and `backend`."""
+    """Function of the tensors and `backend`."""
     tensors: list[Tensor]
     backends: Implementations[Any]
     inputs: Any
-    """What the forms are asked whether they can compute."""
+    """Inputs for the `unsupported` check of the implementations."""
     compared: list[str]
-    """The other forms."""
+    """Implementations to compare with."""
     forward_bytes: int
     training_bytes: int
     kernels: Callable[[], dict[str, Tuned]] = dict
-    """What there is to try tiles on, by name."""
+    """Kernels whose tiles can be tuned, by name."""
     is_compiled: bool = True
-    """Whether the other forms are timed through the compiler too."""
+    """Whether the other implementations are also timed compiled."""
     lines: dict[str, Callable[..., Tensor]] = field(default_factory=dict)
-    """Other ops on the same tensors, by name, to be seen beside."""
+    """Other ops on the same tensors by name, for comparison."""
 
 
 def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> Case:
     layout, shape = lying(options, length)
-    # a part of one projection, as a mixer has it
+    # a slice of one projection, as in a mixer
     value = numbers(options, *shape, 4, heads, head_width).unbind(-3)[3]
     scores = numbers(options, *shape, heads, options.kernel_size)
     size = value.element_size()
@@ -86,7 +86,7 @@ def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -
 
 def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> Case:
     layout, shape = lying(options, length)
-    width = 2 * heads * head_width  # as ConvBERT has it: half the heads convolve
+    width = 2 * heads * head_width  # as in ConvBERT: half of the heads are convolutions
     hidden, kernel = numbers(options, *shape, width), numbers(options, width, options.kernel_size)
     moved = hidden.numel() * hidden.element_size()
     return Case(
@@ -135,7 +135,7 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
 
 
 def lying(options: Namespace, length: int) -> tuple[SequenceLayout, tuple[int, ...]]:
-    """Sequences of equal length, and the shape of what lies so."""
+    """Return the layout of sequences of equal length, and the leading shape of their tensors."""
     batch = options.tokens // length
     if not options.packed:
         return SequenceLayout.full(batch, length), (batch, length)
@@ -148,5 +148,5 @@ def numbers(options: Namespace, *shape: int) -> Tensor:
 
 
 def _columns(width: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (width - 1).bit_length()

@@ -1,4 +1,4 @@
-"""How benchmarks/ops.py measures one call: the device's time, the host's time, the device's time by kernel."""
+"""Measurements of benchmarks/ops.py: device time, host time, and device time by kernel."""
 
 import statistics
 import time
@@ -20,14 +20,14 @@ def inference(op: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:
 
 
 def training(op: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Callable[[], tuple[Tensor | None, ...]]:
-    """Forward and backward, which gives the gradient of every tensor; None for those the op does not read."""
+    """Return a forward and backward pass that returns the gradient of every tensor; None for unused ones."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     upstream = torch.randn_like(op(*leaves).detach())
     return lambda: torch.autograd.grad(op(*leaves), leaves, upstream, allow_unused=True)
 
 
 def milliseconds(call: Call, options: Namespace) -> float:
-    """The median of the device's own time; on a CPU that of the clock."""
+    """Return the median device time; on a CPU, wall-clock time."""
     if options.device != "cuda":
         call()
         return statistics.median(_clocked(call) for _ in range(options.repeats))
@@ -52,9 +52,9 @@ def milliseconds(call: Call, options: Namespace) -> float:
 
 
 def host_milliseconds(call: Call, options: Namespace) -> float:
-    """What the host takes for one call, without waiting for the device: the median of a few runs of calls.
+    """Return the host time of one call without synchronising: the median over a few short series of calls.
 
-    A run is short, because a host whose queue of launches is full waits for the device. On a CPU the host does all.
+    A series is short, because a host with a full launch queue waits for the device. On a CPU the host computes all.
     """
     calls, is_gpu = min(5, options.repeats), options.device == "cuda"
 
@@ -72,7 +72,7 @@ def host_milliseconds(call: Call, options: Namespace) -> float:
 
 
 def by_kernel(call: Call, calls: int = 10) -> list[tuple[str, float, float]]:
-    """(kernel, launches, device milliseconds) of one call, the mean of several, longest first."""
+    """Return (kernel, launches, device milliseconds) of one call, averaged over several, longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(3):
@@ -85,7 +85,7 @@ def by_kernel(call: Call, calls: int = 10) -> list[tuple[str, float, float]]:
     found = [
         (event.key, event.count / calls, event.self_device_time_total / calls / 1e3)
         for event in profiler.key_averages()
-        if event.self_device_time_total > 0  # the host's own calls have none
+        if event.self_device_time_total > 0  # host calls have no device time
     ]
     return sorted(found, key=lambda row: -row[2])
 

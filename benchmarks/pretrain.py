@@ -1,12 +1,13 @@
-"""Speed of whole pre-training steps: tokens a second, share of the peak (MFU), waiting for data.
+"""Speed of whole pre-training steps: tokens per second, MFU, and time spent waiting for data.
 
     python benchmarks/pretrain.py --data CORPUS                        # on a GPU: every family, small and base
     python benchmarks/pretrain.py --data CORPUS --device cpu --sizes tiny --families bert,electra
 
 CORPUS is a folder that `bertsmith corpus` wrote. Each row is an ordinary run of the trainer: batches read from disk and
-packed, masks and guesses drawn on the device, forward, backward, clip, AdamW. BERT and Performer learn masked tokens,
-the others replaced ones, against a generator as their papers have it. The peer is the plain loop people write with
-`transformers`: the same networks and objective, compiled, tokens already on the device, scores only at masked places.
+packed, masks and generator samples drawn on the device, forward, backward, clipping, AdamW. BERT and Performer are
+trained with masked tokens, the others with replaced tokens and the generator of their paper. --peer measures a plain
+loop with `transformers`: the same networks and objective, compiled, tokens already on the device, logits only at masked
+positions.
 """
 
 import argparse
@@ -32,7 +33,7 @@ MASKED = {"kind": "masked_lm", "masking": {"rate": 0.15}}
 REPLACED = {"kind": "replaced_tokens", "masking": {"rate": 0.15}}
 ALWAYS_MASKED = {"kind": "replaced_tokens", "masking": {"rate": 0.15, "mask": 1.0, "random": 0.0}}
 
-# preset, objective, generator; the sizes are those above for all
+# preset, objective, generator; sizes as above
 FAMILIES: dict[str, tuple[str, dict, dict]] = {
     "bert": ("bert-base", MASKED, {}),
     "electra": ("electra-base", REPLACED, {"width": 0.25}),
@@ -43,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict, dict]] = {
 
 
 def settings_of(family: str, size: str, options: argparse.Namespace) -> PretrainSettings:
-    """The run of one row."""
+    """Return the settings of one row."""
     name, objective, generator = FAMILIES[family]
     overrides: dict[str, Any] = {**SIZES[size], "dropout": 0.0, "max_length": options.length}
     if family in ("electra", "convbert"):
@@ -72,7 +73,7 @@ def settings_of(family: str, size: str, options: argparse.Namespace) -> Pretrain
 
 
 def measure(family: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one family in one size; the first rows of the log, in which compiling happens, are left out."""
+    """Return the metrics of one family and size, without the first log rows, which include compilation."""
     settings = settings_of(family, size, options)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +94,7 @@ def measure(family: str, size: str, options: argparse.Namespace) -> dict[str, An
 
 
 def measure_peer(family: str, size: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """The same by `transformers`, where it has the parts: BERT's and ELECTRA's objective."""
+    """Measure the same with `transformers`, if it supports the objective: BERT's and ELECTRA's."""
     from pretrain_peer import peer_step
 
     if family not in ("bert", "electra", "convbert"):
@@ -141,7 +142,7 @@ def main() -> None:
 
 def _print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     print(
-        f"\ntorch {torch.__version__}, {options.device}, length {options.length}, {options.tokens} tokens a step, "
+        f"\ntorch {torch.__version__}, {options.device}, length {options.length}, {options.tokens} tokens per step, "
         f"compile {options.compile}, {options.workers} workers"
     )
     print(f"{'':<24}{'size':<7}{'parameters':>13}{'tokens/s':>12}{'MFU':>8}{'data wait':>11}{'all, s':>8}")
@@ -169,14 +170,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--families", default=list(FAMILIES), type=listed)
     parser.add_argument("--sizes", default=["small", "base"], type=listed)
     parser.add_argument("--length", default=128, type=int)
-    parser.add_argument("--tokens", default=65536 if has_gpu else 2048, type=int, help="of a step, one micro-batch")
+    parser.add_argument(
+        "--tokens", default=65536 if has_gpu else 2048, type=int, help="tokens per step, one micro-batch"
+    )
     parser.add_argument("--compile", default="on" if has_gpu else "off")
     parser.add_argument("--workers", default=8 if has_gpu else 0, type=int)
-    parser.add_argument("--warmup", default=20, type=int, help="steps left out, a multiple of 10")
-    parser.add_argument("--steps", default=50, type=int, help="steps measured, a multiple of 10")
-    parser.add_argument("--peer", action="store_true", help="measure the loop with transformers, too")
+    parser.add_argument("--warmup", default=20, type=int, help="warm-up steps, a multiple of 10")
+    parser.add_argument("--steps", default=50, type=int, help="timed steps, a multiple of 10")
+    parser.add_argument("--peer", action="store_true", help="also measure a loop with transformers")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser.add_argument("--out", help="write the metrics as JSON")
     return parser.parse_args()
 
 

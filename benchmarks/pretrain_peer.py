@@ -1,4 +1,4 @@
-"""The plain pre-training loop with `transformers`, as people write it: the peer of benchmarks/pretrain.py."""
+"""A plain pre-training loop with `transformers`, for benchmarks/pretrain.py."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ VOCABULARY, MASK = 30522, 103
 
 
 def peer_step(family: str, size: dict[str, int], length: int, tokens: int, device: str) -> Callable[[], None]:
-    """A function that makes one training step of a family on random tokens that already lie on the device."""
+    """Return a function that runs one training step of a family on random tokens on the device."""
     maker = {"bert": _MaskedTokens, "electra": _ReplacedTokens, "convbert": _ReplacedTokens}[family]
     module = maker(family, size, length).to(device).train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-4, betas=(0.9, 0.98), fused=device == "cuda")
@@ -18,7 +18,7 @@ def peer_step(family: str, size: dict[str, int], length: int, tokens: int, devic
     ids = torch.randint(1000, VOCABULARY, (tokens // length, length), device=device)
 
     def step() -> None:
-        # as many places in every row, so that all shapes are fixed
+        # the same number of positions in every row, so that all shapes are fixed
         positions = torch.rand(ids.shape, device=device).topk(round(0.15 * length), dim=1).indices
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = compiled(ids, positions)
@@ -71,7 +71,7 @@ class _ReplacedTokens(nn.Module):
         narrow |= {"intermediate_size": size["width"]}
         kind = {"electra": ElectraModel, "convbert": ConvBertModel}[family]
         self.generator = kind(_config(family, size, length, **narrow))
-        # transformers has no ConvBERT with ELECTRA's heads: they are the same small layers
+        # transformers has no ConvBERT with ELECTRA's heads, so they are built here
         config = _config("electra", size, length)
         self.scores = ElectraForMaskedLM(_config("electra", size, length, **narrow)).generator_predictions
         self.encoder = kind(_config(family, size, length))

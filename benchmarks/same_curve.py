@@ -1,12 +1,12 @@
-"""Whether two runs of one recipe and seed are one curve: how far their logs are apart.
+"""Compare two runs of one recipe and seed: the difference between their logs.
 
     bertsmith pretrain disentangled-small --data CORPUS --set run.steps=300 --out runs/once
     bertsmith pretrain disentangled-small --data CORPUS --set run.steps=300 --out runs/again
     python benchmarks/same_curve.py runs/once/log.jsonl runs/again/log.jsonl
 
-Order, masks and guesses are functions of the seed: on a CPU the two are equal bit for bit. A GPU adds in an order of
-its own, so that they part; beside that, the table has what the figure itself
-does from one row of the log to the next.
+Data order, masks and generator samples are functions of the seed: on a CPU the two logs are bitwise equal. On a GPU the
+order of additions varies, so they diverge. For comparison, the table has the mean change of each metric from one row of
+the log to the next.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> int:
     try:
         for log in options.logs:
             if not log.is_file():
-                raise InputError(f"LOG is {str(log)!r}, which is no file; allowed: log.jsonl of a run")
+                raise InputError(f"LOG is {str(log)!r}, which is not a file; give the log.jsonl of a run")
         print(table(*(read_log(log) for log in options.logs)))
     except InputError as error:
         print(error, file=sys.stderr)
@@ -39,9 +39,9 @@ def main() -> int:
 
 
 def table(once: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) -> str:
-    """The largest distance of every figure over the steps that both logs have."""
+    """Print the largest difference of every metric over the steps that both logs have."""
     lines = [
-        "| | rows | first | last | largest distance | mean distance | mean change from row to row |",
+        "| | rows | first | last | largest difference | mean difference | mean change from row to row |",
         "|---" * 7 + "|",
     ]
     for kind in ("training", "held_out"):

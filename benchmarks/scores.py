@@ -1,21 +1,21 @@
-"""Fine-tunes models on tasks with several seeds, runs side by side on one GPU, and prints one table.
+"""Fine-tune models on tasks with several seeds, in parallel on one GPU, and print one table.
 
-    python benchmarks/scores.py MODEL [MODEL …] --data DATA --tasks SST-2,MRPC,STS-B,CoLA,RTE,SQuAD --seeds 0,1,2 \\
+    python benchmarks/scores.py MODEL [MODEL …] --data DATA --tasks SST-2,MRPC,STS-B,CoLA,RTE,SQuAD --seeds 0,1,2 \
         --processes 8 --device cuda --out scores.jsonl
     python benchmarks/scores.py --out scores.jsonl --table-only
 
-A MODEL is the folder of a model, ours or Hugging Face's, or a name that `bertsmith finetune` knows, written
-[NAME=]FOLDER[@RATE]: the name it has in the table (by default that of its folder) and a learning rate of its own.
---fresh does the same with the network of a MODEL from random weights, others for every seed.
+A MODEL is a model folder, ours or Hugging Face's, or a name that `bertsmith finetune` accepts, written as
+[NAME=]FOLDER[@RATE]: its name in the table (by default the folder name) and its learning rate. --fresh uses the network
+of a MODEL with random weights, different for every seed.
 
 DATA is a folder with glue/SST-2/train.jsonl.xz and so on; scores_tasks.py has the table of tasks and their settings,
-those that were published for ELECTRA-small. Another rate may suit another model: give it as MODEL@RATE, or let
---learning-rates try several; the table then has, for every model and task, the one with the best mean over the seeds on
-dev, and says so. --set changes any other setting: of all runs, or of a task or a model, as in RTE:run.epochs=5 or
+which are ELECTRA-small's published ones. For another learning rate use MODEL@RATE, or let --learning-rates try several;
+the table then has, for every model and task, the rate with the best mean over the seeds on dev, and says so. --set
+changes any other setting: of all runs, of a task or of a model, as in RTE:run.epochs=5 or
 minilm:encoder.layer_decay=1.0.
 
-Every run that is done is one line of --out at once, and is not run again if the file has it: same weights, task, rows,
-settings and seed. What fails leaves its sentence there, is tried again the next time, and the exit code is 1.
+Every finished run is appended to --out immediately. A run is skipped if the file has it: same weights, task, rows,
+settings and seed. A failed run leaves its error there and is tried again the next time; the exit code is then 1.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def planned(options: argparse.Namespace) -> list[Run]:
-    """All runs that the options ask for."""
+    """Return all runs that the options select."""
     contestants = [*map(contestant, options.models), *(contestant(text, is_fresh=True) for text in options.fresh)]
     runs = []
     for entrant, task in judged(contestants, options):
@@ -44,7 +44,7 @@ def planned(options: argparse.Namespace) -> list[Run]:
 
 
 def _settings(entrant: Contestant, task: str, names: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The settings of a model on a task, for every learning rate that is to be tried."""
+    """Return the settings of a model on a task, one for each learning rate to try."""
     settings = {**COMMON, **TASKS[task].settings, **(FRESH if entrant.is_fresh else {})}
     if options.epochs is not None:
         settings["run.epochs"] = options.epochs
@@ -54,9 +54,13 @@ def _settings(entrant: Contestant, task: str, names: list[str], options: argpars
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fresh", action="append", default=[], metavar="MODEL", help="its network, random weights")
-    parser.add_argument("--epochs", type=float, help="on every task, instead of its own")
-    parser.add_argument("--learning-rates", nargs="+", type=float, help="to try, for models without one of their own")
+    parser.add_argument(
+        "--fresh", action="append", default=[], metavar="MODEL", help="network of this model with random weights"
+    )
+    parser.add_argument("--epochs", type=float, help="epochs on every task, instead of its own")
+    parser.add_argument(
+        "--learning-rates", nargs="+", type=float, help="learning rates to try, for models without @RATE"
+    )
     parser.add_argument("--set", action="append", default=[], help="[TASK:|MODEL:]setting=value")
 
 

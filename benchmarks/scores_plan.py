@@ -1,4 +1,4 @@
-"""What scores.py and small_elastic.py share: who is judged on what, with which settings; options; runs."""
+"""Shared by scores.py and small_elastic.py: models, tasks, settings, options and runs."""
 
 import argparse
 import hashlib
@@ -14,7 +14,7 @@ from scores_tasks import TASKS
 from side_by_side import Run, Work, lines_of, read_lines, run_all
 
 Change = tuple[str | None, str, Any]
-"""Whom a --set is about (a task, a model, None for all), the setting and its value."""
+"""Scope of a --set (a task, a model, None for all), the setting and its value."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Contestant:
 
     @property
     def weights(self) -> str:
-        """What tells weights apart: the hash of their files, or the name of what has no folder."""
+        """Identity of the weights: the hash of their files, or the name of a model without a folder."""
         if self.is_fresh:
             return "random"
         files = sorted(Path(self.source).glob("*.safetensors"))
@@ -39,7 +39,7 @@ class Contestant:
 
 
 def contestant(text: str, *, is_fresh: bool = False) -> Contestant:
-    """What [NAME=]FOLDER[@RATE] stands for."""
+    """Parse [NAME=]FOLDER[@RATE]."""
     name, _, source = text.rpartition("=")
     before, _, after = source.rpartition("@")
     rate = None
@@ -47,12 +47,12 @@ def contestant(text: str, *, is_fresh: bool = False) -> Contestant:
         try:
             source, rate = before, float(after)
         except ValueError:
-            source = f"{before}@{after}"  # a folder whose name has an @
+            source = f"{before}@{after}"  # a folder name that contains @
     return Contestant(name or ("random weights" if is_fresh else Path(source).name), source, rate, is_fresh)
 
 
 def change(text: str, names: Sequence[str]) -> Change:
-    """What a --set stands for."""
+    """Parse a --set."""
     head, equals, value = text.partition("=")
     whom, colon, path = head.rpartition(":")
     if not equals:
@@ -66,12 +66,12 @@ def change(text: str, names: Sequence[str]) -> Change:
 
 
 def changed(settings: dict[str, Any], changes: Sequence[Change], *whom: str) -> dict[str, Any]:
-    """Settings with the changes that are about all or about one of these."""
+    """Return settings with the changes for all runs or for one of these names."""
     return {**settings, **{path: value for name, path, value in changes if name is None or name in whom}}
 
 
 def judged(contestants: Sequence[Contestant], options: argparse.Namespace) -> Iterator[tuple[Contestant, str]]:
-    """Every contestant with every task, once names and tasks are found to be in order."""
+    """Check names and tasks, and yield every model with every task."""
     names = [entrant.name for entrant in contestants]
     if not names:
         raise InputError("no MODEL is given; give the folder of a model")
@@ -85,7 +85,7 @@ def judged(contestants: Sequence[Contestant], options: argparse.Namespace) -> It
 
 
 def runs_of(entrant: Contestant, task: str, options: argparse.Namespace, cost: float, **settings: Any) -> list[Run]:
-    """A run for every seed; `settings` are what else it is found again by."""
+    """Return a run for every seed; `settings` also identify it."""
     record = {
         "model": entrant.name,
         "weights": entrant.weights,
@@ -94,8 +94,8 @@ def runs_of(entrant: Contestant, task: str, options: argparse.Namespace, cost: f
         "dev_rows": options.dev_rows,
         **settings,
     }
-    positions = {"model": entrant.source, "data": data_of(task, options), "device": options.device}
-    return [Run({**record, "seed": seed}, positions, cost) for seed in options.seeds]
+    paths = {"model": entrant.source, "data": data_of(task, options), "device": options.device}
+    return [Run({**record, "seed": seed}, paths, cost) for seed in options.seeds]
 
 
 def data_of(task: str, options: argparse.Namespace) -> str:
@@ -108,7 +108,7 @@ def carry_out(
     tables: Callable[[Sequence[Any]], str],
     options: argparse.Namespace,
 ) -> int:
-    """Plans and does what is not done yet, prints the tables, and returns the exit code."""
+    """Run what is not done yet, print the tables, and return the exit code."""
     try:
         runs = [] if options.table_only else planned(options)
     except InputError as error:
@@ -121,21 +121,21 @@ def carry_out(
 
 
 def options_of(description: str, tasks: str, add: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
-    """The options that both have, and those that one adds."""
+    """Parse the shared options and those that `add` adds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="[NAME=]FOLDER[@RATE]")
     parser.add_argument("--data", type=Path, help="the folder with glue, squad, pairs …")
     parser.add_argument("--tasks", default=tasks.split(","), type=lambda text: text.split(","))
     parser.add_argument("--seeds", default=[0], type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--rows", type=int, help="at most so many training rows, the same for all")
-    parser.add_argument("--dev-rows", type=int, help="likewise of dev: to try things out")
+    parser.add_argument("--rows", type=int, help="maximum training rows, the same for all runs")
+    parser.add_argument("--dev-rows", type=int, help="maximum dev rows, for quick tests")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--threads", type=int, default=1, help="threads per process")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--out", type=Path, required=True, help="the file of lines, which is added to")
-    parser.add_argument("--table-only", action="store_true", help="print the tables of what the file has")
+    parser.add_argument("--out", type=Path, required=True, help="JSON Lines file to append to")
+    parser.add_argument("--table-only", action="store_true", help="only print the tables of the file")
     add(parser)
     options = parser.parse_args()
     if options.data is None and not options.table_only:
-        parser.error("--data is not given: it names the folder with glue, squad, pairs …")
+        parser.error("--data is missing; give the folder with glue, squad, pairs …")
     return options

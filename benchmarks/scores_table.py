@@ -1,4 +1,4 @@
-"""The lines of scores.py as markdown: models by tasks, mean ± standard deviation over seeds."""
+"""Results of scores.py as Markdown: models by tasks, mean ± standard deviation over seeds."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ Line = Mapping[str, Any]
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """A table for every cut of the data and length of training that the lines have."""
+    """Return a table for every number of rows and epochs in the lines."""
     kinds = dict.fromkeys((line["train_rows"], line["dev_rows"], line["epochs"]) for line in lines)
     found = [
         _table([line for line in lines if (line["train_rows"], line["dev_rows"], line["epochs"]) == kind], *kind)
@@ -24,12 +24,12 @@ def tables(lines: Sequence[Line]) -> str:
 
 
 def best_settings(lines: Sequence[Line]) -> list[Line]:
-    """Of one model on one task: the lines, one for each seed, of the settings whose mean over seeds is best on dev."""
+    """Return the lines of one model on one task, one per seed, of the settings with the best mean on dev."""
     groups: dict[str, dict[int, Line]] = {}
     for line in lines:
-        # a seed that was run again counts once
+        # a repeated seed counts once
         groups.setdefault(json.dumps(line["settings"], sort_keys=True), {})[line["seed"]] = line
-    # settings of which seeds are still to come cannot be compared yet
+    # settings with missing seeds cannot be compared yet
     most = max(map(len, groups.values()))
     whole = [list(group.values()) for group in groups.values() if len(group) == most]
     return max(whole, key=lambda group: _mean(group, TASKS[group[0]["task"]].metrics[0]))
@@ -55,13 +55,13 @@ def _table(lines: Sequence[Line], train_rows: int | None, dev_rows: int | None, 
 
 
 def _cell(group: Sequence[Line], task: str) -> str:
-    said = []
+    cells = []
     for name in TASKS[task].metrics:
         values = [line["metrics"][name] for line in group]
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        said.append(f"{statistics.fmean(values):.2f}{spread}")
+        cells.append(f"{statistics.fmean(values):.2f}{spread}")
     alike = sum(line["is_degenerate"] for line in group)
-    return " / ".join(said) + (f" ({alike} × one answer to all)" if alike else "")
+    return " / ".join(cells) + (f" ({alike} × constant prediction)" if alike else "")
 
 
 def _mean(group: Sequence[Line], figure: str) -> float:
@@ -69,25 +69,25 @@ def _mean(group: Sequence[Line], figure: str) -> float:
 
 
 def _cut(train_rows: int | None, dev_rows: int | None, epochs: float | None) -> str:
-    said = ["Dev, weights of the last step; mean ± standard deviation over seeds, all in percent."]
-    said += [] if train_rows is None else [f"At most {train_rows:,} training rows of each task."]
-    said += [] if dev_rows is None else [f"At most {dev_rows:,} rows of dev."]
-    said += [] if epochs is None else [f"{epochs:g} epochs on every task."]
-    return " ".join([*said, "The last column is the mean of the tasks' first figures."])
+    notes = ["Dev, weights of the last step; mean ± standard deviation over seeds, all in percent."]
+    notes += [] if train_rows is None else [f"At most {train_rows:,} training rows of each task."]
+    notes += [] if dev_rows is None else [f"At most {dev_rows:,} rows of dev."]
+    notes += [] if epochs is None else [f"{epochs:g} epochs on every task."]
+    return " ".join([*notes, "The last column is the mean of the first metric of each task."])
 
 
 def _rates(model: str, own: Mapping[str, Sequence[Line]], best: Mapping[str, Sequence[Line]]) -> str:
-    """The learning rates of a model, with their decay over layers, and which of them were chosen."""
-    said = []
+    """Describe the learning rates of a model, their layer-wise decay, and which were chosen."""
+    descriptions = []
     for task, group in best.items():
         tried = sorted({_way(line["settings"]) for line in own[task]})
         others = f" (of {', '.join(tried)})" if len(tried) > 1 else ""
-        said.append(f"{task} {_way(group[0]['settings'])}{others}")
-    is_chosen = any("(of" in part for part in said)
+        descriptions.append(f"{task} {_way(group[0]['settings'])}{others}")
+    is_chosen = any("(of" in part for part in descriptions)
     how = ", chosen task by task by the mean over seeds on dev" if is_chosen else ""
-    return f"- {model}: learning rates{how}: {', '.join(said)}"
+    return f"- {model}: learning rates{how}: {', '.join(descriptions)}"
 
 
 def _way(settings: Mapping[str, Any]) -> str:
     decay = settings.get("encoder.layer_decay", 1.0)
-    return f"{settings[RATE]:g}" + ("" if decay == 1.0 else f" × {decay:g} a layer")
+    return f"{settings[RATE]:g}" + ("" if decay == 1.0 else f" × {decay:g} per layer")

@@ -1,4 +1,4 @@
-"""The tasks of scores.py: where their rows lie, their main figures and their settings, and one run on one of them."""
+"""Tasks of scores.py: folders, metrics and settings, and one run on a task."""
 
 import functools
 import gc
@@ -29,10 +29,10 @@ COMMON: dict[str, Any] = {
     "schedule.warmup": 0.1,
     "sequences.length": 128,
 }
-"""ELECTRA-small's fine-tuning (Clark et al. 2020, table 7 and their code), for all tasks that do not say otherwise."""
+"""ELECTRA-small's fine-tuning (Clark et al. 2020, table 7 and their code), the default of all tasks."""
 
 FRESH: dict[str, Any] = {"encoder.layer_decay": 1.0, "optimizer.learning_rate": 5e-4}
-"""Over these for random weights, of which the lowest layers have as much to learn as the highest."""
+"""Overrides for random weights, whose lowest layers have as much to learn as the highest."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class ScoredTask:
     """One column of the table."""
 
     folder: str
-    """Under --data."""
+    """Folder below --data."""
     metrics: tuple[str, ...]
-    """What is shown; the first one counts where a rate is chosen, and in the mean over tasks."""
+    """Metrics in the table; the first one selects the learning rate and enters the mean over tasks."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Over the common ones."""
+    """Overrides of the common settings."""
 
 
 TASKS = {
@@ -63,13 +63,13 @@ TASKS = {
     ),
 }
 
-# nothing that only a person who reads or resumes a single run would need
+# no evaluations, checkpoints or detailed logs
 LEAN = ["run.evaluations=0", "run.keep=0", "run.log_every=100"]
 
 
 @functools.cache
 def rows_of(folder: str, part: str, rows: int | None) -> Table:
-    """A part of a task: all of it, or so many rows, which are the same in every run. Read once in a process."""
+    """Return a split of a task, or a fixed sample of its rows; cached per process."""
     table = read_split(folder, part)
     if rows is None or rows >= len(table):
         return table
@@ -79,17 +79,17 @@ def rows_of(folder: str, part: str, rows: int | None) -> Table:
 
 
 def cost_of(folder: str, rows: int | None, epochs: float) -> float:
-    """About how long a run takes: the characters it reads."""
+    """Estimate the duration of a run by the characters it reads."""
     return epochs * sum(len(str(row)) for row in rows_of(folder, "train", rows))
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by path in the form of --set."""
+    """Format settings by path as --set arguments."""
     return [f"{path}={json.dumps(value)}" for path, value in settings.items()]
 
 
 def finetuned(run: Run) -> dict[str, Any]:
-    """The figures on dev of a model fine-tuned as a run says: once, with the weights of the last step."""
+    """Fine-tune once and return the metrics on dev with the weights of the last step."""
     import torch
 
     from bertsmith.runs.finetune import IN_MEMORY, complete_settings, read_settings
@@ -97,25 +97,25 @@ def finetuned(run: Run) -> dict[str, Any]:
     from bertsmith.toml import override
     from bertsmith.training.finetuning import make_finetuning, read_data
 
-    record, positions = run.record, run.positions
-    start = fresh_model(positions["model"], record["seed"]) if record["weights"] == "random" else None
+    record, paths = run.record, run.paths
+    start = fresh_model(paths["model"], record["seed"]) if record["weights"] == "random" else None
     plain: dict[str, Any] = {
-        "data": positions["data"],
-        "model": positions["model"] if start is None else IN_MEMORY,
+        "data": paths["data"],
+        "model": paths["model"] if start is None else IN_MEMORY,
     }
     plain = override(plain, [*LEAN, *flags(record["settings"]), f"run.seed={record['seed']}"])
-    parts = [rows_of(positions["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
+    parts = [rows_of(paths["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
     settings, tables = read_settings(plain, None, [], *parts, source="settings")  # type: ignore[arg-type]
     data = read_data(complete_settings(settings, plain, tables, start).settings, *tables)
-    device = positions["device"]
+    device = paths["device"]
     with tempfile.TemporaryDirectory(prefix="scores-") as folder:
         out = Path(folder) / "run"
         out.mkdir()
         made = make_finetuning(data, out, start=start, device=device, show=False)
-        made.trainer.evaluator = None  # the evaluation below is the one of result.json, in float32
+        made.trainer.evaluator = None  # the evaluation below equals result.json, in float32
         progress = made.trainer.run()
         if not made.trainer.is_finished:
-            raise InputError(f"asked to stop after step {progress.step}: no figures")
+            raise InputError(f"stopped after step {progress.step}: no metrics")
         evaluation, _ = made.evaluate()
     is_degenerate = has_constant_answers(data.settings.task, made.judge.examples, made.judge.answers)
     metrics = {
@@ -124,19 +124,19 @@ def finetuned(run: Run) -> dict[str, Any]:
         "steps": progress.step,
         "tokens": progress.tokens,
         "training_seconds": round(progress.seconds, 2),
-        "device": made.trainer.engine.device.type,
+        "device": made.trainer.train_step.device.type,
     }
     made.trainer.close(is_last=False)
     del made
     gc.collect()
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # other processes have use for it
+        torch.cuda.empty_cache()  # for the other processes
     shown = " ".join(f"{name} {metrics['figures'][name]:.2f}" for name in TASKS[record["task"]].metrics)
-    return {**metrics, "said": shown + (", one answer to all" if is_degenerate else "")}
+    return {**metrics, "message": shown + (", constant prediction" if is_degenerate else "")}
 
 
 def fresh_model(folder: str, seed: int) -> Any:
-    """The network of a folder with random weights, and its tokenizer."""
+    """Return the network of a folder with random weights, and its tokenizer."""
     import bertsmith
 
     model = bertsmith.load(folder)

@@ -1,13 +1,13 @@
-"""A load test of the service: batches against one request at a time, and what happens when too much is asked.
+"""Load test of the service: batching against one request at a time, and behaviour under overload.
 
     python benchmarks/serving.py                    # the scheduler in this process
     python benchmarks/serving.py --http             # the whole service over loopback, in a process of its own
     python benchmarks/serving.py --http --size base --rounds 5
 
 Texts have a long-tailed mix of 4 to 256 tokens. (1) One client sends one request at a time, to a scheduler with one
-thread per product and to one that uses all cores; then many clients send requests at once. (2) Requests arrive at five
-times the rate of the batched service, first with the whole model alone, then with an elastic size schedule. Answers
-are compared with those of the model for the same text alone, in the size that answered.
+thread per product and to one that uses all cores; then many clients send requests concurrently. (2) Requests arrive at
+five times the rate of the batched service, first with the whole model alone, then with an elastic size schedule. Every
+answer is compared with the output of the model for the same text alone, in the size that answered.
 """
 
 import argparse
@@ -35,18 +35,18 @@ from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import Asking, HttpTarget, Known, Load, SchedulerTarget, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
 
-FLOOR = 0.9  # of the whole model's score: all sizes of the test's model keep it
+FLOOR = 0.9  # share of the whole model's score; all sizes of the test model keep it
 TIMEOUT = 10.0  # seconds
 
 
 class Bench:
-    """A folder, its texts, and what its model says of each text alone in every size."""
+    """A folder, its texts, and the outputs of its model for each text alone in every size."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
         write_folder(folder, options.size)
         self.texts = make_texts(options.texts, options.median)
-        # opened once each, as memory that was freed is not given back at once
+        # opened once each, because freed memory is not returned to the system immediately
         self.opened = {floor: ServedModel.open(folder, device="cpu", floor=floor) for floor in (None, FLOOR)}
         served = self.opened[FLOOR]
         made = served.tokenizer.encode(self.texts, None, served.encoding.length, padding=False)
@@ -62,7 +62,7 @@ class Bench:
     async def serving(
         self, *, floor: float | None = None, waiting: int = 10**6, threads: int = 1, workers: int | None = None
     ) -> AsyncIterator[tuple[Asking, int]]:
-        """The model at work, and the process it works in; as many batches at a time as there are cores for."""
+        """The running service and its process, with one worker per core."""
         workers = workers or max(1, cores() // threads)
         if self.options.http:
             async with _service(self, floor, waiting, threads, workers) as (target, process):
@@ -101,7 +101,7 @@ async def _service(
 
 
 def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
-    """Where the service says that it listens."""
+    """Return the address that the service prints."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -162,7 +162,7 @@ async def _run(bench: Bench) -> dict[str, Any]:
 
 
 async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:
-    """Five times as much as can be done, without the switch and with it."""
+    """Send requests at five times the capacity, with a fixed size and with the size schedule."""
     options = bench.options
     mean = statistics.mean(len(own.tokens) for own in bench.asked)
     waiting = max(1000, int(capacity * mean * options.queue_seconds))
@@ -189,18 +189,18 @@ async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:
         for size, count in load.sizes.most_common():
             print(f"{'':10} {count:6} by width {size[0]:g} depth {size[1]:g} ({bench.speeds[size]:.1f}x alone)")
     ratio = found["elastic"]["answered"] / found["whole"]["answered"]
-    print(f"with the elastic switch {ratio:.2f}x as many are answered")
+    print(f"with the size schedule {ratio:.2f}x as many are answered")
     return {**found, "ratio": ratio}
 
 
 def _resident(process: int) -> float:
-    """The memory a process holds, in MB."""
+    """Return the resident memory of a process in MB."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _computed(process: int) -> float:
-    """The time a process has had on all cores, in seconds; what else the machine does counts in it little."""
+    """Return the CPU time of a process on all cores in seconds, which other load affects little."""
     parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -210,7 +210,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--http", action="store_true", help="over loopback instead of in this process")
     parser.add_argument("--size", choices=list(SIZES), default="minilm")
     parser.add_argument("--texts", type=int, default=200)
-    parser.add_argument("--median", type=float, default=20, help="tokens of the median text")
+    parser.add_argument("--median", type=float, default=20, help="median length of the texts in tokens")
     parser.add_argument("--callers", type=int, default=32)
     parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
@@ -218,7 +218,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--overload", type=float, default=5.0)
     parser.add_argument("--open-seconds", type=float, default=6.0)
     parser.add_argument("--queue-seconds", type=float, default=1.0, help="of work that may wait")
-    parser.add_argument("--figures", help="a JSON file for all figures")
+    parser.add_argument("--figures", help="write all metrics to this JSON file")
     return parser.parse_args()
 
 

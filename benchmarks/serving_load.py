@@ -1,4 +1,4 @@
-"""Ways to ask, and ways to keep asking: in a closed loop of some callers, and at a rate whatever happens."""
+"""Load generators: closed loops of clients, and an open loop at a fixed rate."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from bertsmith.serving.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class Said:
-    """How one request ended: "answered", "refused" or "late", with the scores by label and the size that answered."""
+    """Outcome of one request: "answered", "refused" or "late", with the scores by label and the size that answered."""
 
     end: str
     scores: tuple[float, ...] = ()
@@ -24,7 +24,7 @@ class Said:
 
 
 class Target(Protocol):
-    """What is asked about one of the texts, by its number."""
+    """Send a request for the text of this index."""
 
     async def ask(self, number: int) -> Said: ...
     async def close(self) -> None: ...
@@ -52,7 +52,7 @@ class SchedulerTarget:
 
 
 class HttpTarget:
-    """POST /predict over connections that stay open, in as little code as the client of a load test should be."""
+    """POST /predict over keep-alive connections, with little client overhead."""
 
     def __init__(self, host: str, port: int, texts: Sequence[str], labels: Sequence[str]) -> None:
         self.host, self.port, self.labels = host, port, labels
@@ -69,7 +69,7 @@ class HttpTarget:
             writer.close()
             if is_new:
                 raise
-            return await self.ask(number)  # a connection that had been idle for too long
+            return await self.ask(number)  # the server closed an idle connection
         status, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -101,40 +101,40 @@ class HttpTarget:
 
 @dataclass
 class Load:
-    """What came of a time of asking."""
+    """Outcomes of a load test."""
 
     seconds: float = 0.0
-    """From the first request to the last answer."""
+    """Time from the first request to the last answer."""
     ends: Counter[str] = field(default_factory=Counter)
     times: list[float] = field(default_factory=list)
-    """Of answers."""
+    """Latencies of answered requests in seconds."""
     sizes: Counter[tuple[float, float]] = field(default_factory=Counter)
     computed: float = 0.0
-    """Seconds of processor time of the process that serves."""
+    """CPU seconds of the serving process."""
     wrong: int = 0
-    """Answers that are not those the model gives to the text alone."""
+    """Answers that differ from the output of the model for the text alone."""
 
     @property
     def per_second(self) -> float:
         return self.ends["answered"] / self.seconds
 
     def percentile(self, share: float) -> float:
-        """In milliseconds."""
+        """Return a percentile of the latencies in milliseconds."""
         return 1e3 * float(np.percentile(self.times, share)) if self.times else float("nan")
 
 
 Known = dict[tuple[float, float], np.ndarray]
-"""By size what the model says of every text alone: (texts, labels)."""
+"""Outputs of the model for every text alone, by size: (texts, labels)."""
 
 
 class Asking:
-    """Asks a target about texts again and again, and checks every answer by its content."""
+    """Send requests to a target and check every answer."""
 
     def __init__(self, target: Target, texts: int, known: Known) -> None:
         self.target, self.texts, self.known = target, texts, known
 
     async def closed(self, callers: int, seconds: float) -> Load:
-        """So many callers, each of whom asks again when it is answered."""
+        """Run a closed loop: each client sends its next request when the previous one is answered."""
         load, begin = Load(), time.perf_counter()
 
         async def caller(number: int) -> None:
@@ -147,12 +147,12 @@ class Asking:
         return load
 
     async def at_rate(self, rate: float, seconds: float) -> Load:
-        """So many requests a second at random moments, whether earlier ones are answered or not."""
+        """Run an open loop: send requests at random times with this rate per second, without waiting for answers."""
         load, begin, random = Load(), time.perf_counter(), np.random.default_rng(0)
         due, number, made = 0.0, 0, set()
         while due < seconds:
             wait = begin + due - time.perf_counter()
-            # also where it is late: others must have their turn
+            # also if the schedule is late, so that other tasks can run
             await asyncio.sleep(max(0.0, wait))
             task = asyncio.create_task(self._once(number % self.texts, load))
             made.add(task)

@@ -1,4 +1,4 @@
-"""The model of the load test: fresh weights in a folder as an elastic training leaves it, and texts of many lengths."""
+"""Model of the load test: random weights in an elastic model folder, and texts of many lengths."""
 
 import statistics
 import time
@@ -23,7 +23,7 @@ WORDS = ("iron", "river", "gate", "lantern", "clock", "smith", "harbour", "seven
 
 
 def write_folder(folder: Path, size: str) -> None:
-    """Writes an elastic classifier. Its latencies are measured here, its scores made up: fresh weights have none."""
+    """Write an elastic classifier with random weights. Its latencies are measured, its scores are invented."""
     width, layers, heads = SIZES[size]
     config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, max_length=LONGEST)
     model = bertsmith.build(config, seed=0)
@@ -31,7 +31,7 @@ def write_folder(folder: Path, size: str) -> None:
     task = {"kind": "classification", "text": "text", "label": "label", "labels": ["a", "b", "c"]}
     kept = TaskRecord.parse({"task": task, "sequences": {"length": LONGEST}})
     model = with_task_head(model, kept.task.head(model.config), seed=0).eval()
-    with torch.no_grad():  # so that different texts have different answers
+    with torch.no_grad():  # make the outputs of different texts differ
         model.task_head.get_parameter(_last_matrix(model)).normal_(generator=torch.Generator().manual_seed(1))
     bertsmith.save(model, folder)
     write_task_record(kept, folder)
@@ -43,7 +43,7 @@ def _last_matrix(model: Model) -> str:
 
 
 def _record(model: Model) -> ElasticMetadata:
-    """A record of the grid with the latencies of extracted networks, 64 tokens at a time."""
+    """Return the grid with the latencies of extracted networks at 64 tokens."""
     members = []
     for position, (width, depth) in enumerate(GRID):
         small = bertsmith.extract(model, Subnet(width=width, depth=depth))
@@ -75,7 +75,7 @@ def _latency(model: Model) -> float:
 
 
 def make_texts(count: int, median: float, seed: int = 0) -> list[str]:
-    """Texts of words that are one token each: a long-tailed mix of 4 to 256 tokens, the marks counted in."""
+    """Return texts of one-token words: a long-tailed mix of 4 to 256 tokens, including special tokens."""
     random = np.random.default_rng(seed)
     lengths = np.clip(np.exp(random.normal(np.log(median), 0.9, size=count)), 4, LONGEST).astype(int)
     return [" ".join(random.choice(WORDS, size=length - 2)) for length in lengths]

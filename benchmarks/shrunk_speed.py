@@ -1,9 +1,9 @@
-"""How much faster half the width and half the depth is, physically: the extracted network against the whole one.
+"""Speed-up of half the width and half the depth: the extracted network against the whole one.
 
     python benchmarks/shrunk_speed.py --size minilm --size base --engine torch --engine onnxruntime
 
-Both networks take turns in one process, in every engine and precision, and the ratio of their throughputs is printed.
-Weights are fresh: speed does not depend on them. int8 is compared with float32 as well.
+Both networks alternate in one process, in every engine and precision, and the ratio of their throughputs is printed.
+Weights are random, because speed does not depend on them. int8 is also compared with float32.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _model(size: str, length: int) -> Model:
-    """A model for a task of two labels with fresh weights."""
+    """Return a classifier of two labels with random weights."""
     width, layers, heads = SIZES[size]
     config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, max_length=max(length, 128))
     model = bertsmith.build(config, seed=0)
@@ -119,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--figures", help="a JSON file for all figures")
+    parser.add_argument("--figures", help="write all metrics to this JSON file")
     return parser.parse_args()
 
 

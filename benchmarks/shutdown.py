@@ -2,8 +2,8 @@
 
     python benchmarks/shutdown.py [--rounds 20]
 
-Every round starts a server on loopback that answers after 5 ms, lets eight clients ask it for half a second, six of
-them with a new connection per request, and sends SIGTERM. A round counts as lossy if a client's connection was reset
+Every round starts a server on loopback that answers after 5 ms, lets eight clients send requests for half a second, six
+of them with a new connection per request, and sends SIGTERM. A round counts as lossy if a client's connection was reset
 or a request got no response; a refused connection is no loss.
 """
 

@@ -1,5 +1,6 @@
-"""Independent runs as processes side by side on one GPU, or one after the other; every one that is done is one line of
-a file at once, and those that the file already has are not run again.
+"""Run independent jobs as parallel processes on one GPU, or one after the other.
+
+Every finished run is appended to a file immediately, and runs that are already in the file are skipped.
 """
 
 import json
@@ -16,20 +17,20 @@ from typing import Any
 
 from bertsmith.errors import InputError
 
-# imported once by the process that the others are copies of: twelve imports of PyTorch at a time take half a minute
+# imported once by the fork server: twelve concurrent imports of PyTorch take half a minute
 _PRELOADED = ["torch", "accelerate", "bertsmith.runs.finetune", "bertsmith.training.finetuning"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what it depends on, and where what it needs lies on this machine."""
+    """One run: the settings that identify it, and its paths on this machine."""
 
     record: Mapping[str, Any]
-    """What it is found again by, JSON-ready: it stands in its line of the file as it is."""
-    positions: Mapping[str, str] = field(default_factory=dict)
-    """Paths, which are of no matter to the figures."""
+    """JSON-compatible settings that identify the run; they are part of its line in the file."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """Paths and device, which do not identify the run."""
     cost: float = 0.0
-    """About how long it takes, in any unit: the longest begin first, so that none is waited for at the end."""
+    """Estimated duration in any unit; the longest runs start first."""
 
     @property
     def key(self) -> str:
@@ -37,12 +38,12 @@ class Run:
 
 
 Work = Callable[[Run], dict[str, Any]]
-"""The figures of a run, and under "said" what is shown of them; a function of a module, so that other processes find
-it."""
+"""Function that returns the metrics of a run, with a "message" to print; a module-level function, so that other
+processes can import it."""
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file of runs, up to one that was being written when its process was killed."""
+    """Return the lines of a file of runs, up to one that was cut off when its process was killed."""
     found = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
@@ -53,7 +54,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def lines_of(runs: Sequence[Run], lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The lines, without failures, that belong to these runs."""
+    """Return the lines of these runs, without failures."""
     names = {frozenset(run.record): run.record for run in runs}
     wanted = {run.key for run in runs}
     done = (dict(line) for line in lines if "error" not in line)
@@ -61,7 +62,7 @@ def lines_of(runs: Sequence[Run], lines: Sequence[Mapping[str, Any]]) -> list[di
 
 
 def run_all(work: Work, runs: Sequence[Run], out: Path, *, processes: int, threads: int = 1) -> int:
-    """Carries out what the file does not have yet; returns how many failed, each with a line that says why."""
+    """Run what the file does not have yet, and return the number of failures; each has a line with its error."""
     have = {run.key for run in runs if lines_of([run], read_lines(out))}
     left = sorted((run for run in runs if run.key not in have), key=lambda run: -run.cost)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -69,13 +70,13 @@ def run_all(work: Work, runs: Sequence[Run], out: Path, *, processes: int, threa
     failed, begun = 0, time.perf_counter()
     print(f"{len(left)} runs to do, {len(runs) - len(left)} are done", file=sys.stderr, flush=True)
     for number, (run, metrics) in enumerate(_carried_out(work, left, processes, threads), start=1):
-        said = metrics.pop("said", None) or metrics.get("error", "done")
+        message = metrics.pop("message", None) or metrics.get("error", "done")
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**run.record, **metrics}) + "\n")
         failed += "error" in metrics
         name = " ".join(str(run.record[part]) for part in ("model", "task") if part in run.record)
         where = f"{number}/{len(left)} after {time.perf_counter() - begun:.0f} s"
-        print(f"{where}: {name} seed {run.record['seed']}: {said}", file=sys.stderr, flush=True)
+        print(f"{where}: {name} seed {run.record['seed']}: {message}", file=sys.stderr, flush=True)
     return failed
 
 
@@ -84,7 +85,7 @@ def _carried_out(work: Work, runs: Sequence[Run], processes: int, threads: int) 
         for run in runs:
             yield run, _watched(work, run, threads)
         return
-    # of libraries that count cores by themselves
+    # for libraries that use all cores by default
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = str(threads)
     context = multiprocessing.get_context("forkserver")
@@ -92,12 +93,12 @@ def _carried_out(work: Work, runs: Sequence[Run], processes: int, threads: int) 
     with ProcessPoolExecutor(min(processes, max(1, len(runs))), mp_context=context) as pool:
         futures: dict[Future[dict[str, Any]], Run] = {pool.submit(_watched, work, run, threads): run for run in runs}
         for future in as_completed(futures):
-            error = future.exception()  # of a process that died: what a run raises is caught there
+            error = future.exception()  # the process died; exceptions of a run are caught there
             yield futures[future], future.result() if error is None else {"error": f"{type(error).__name__}: {error}"}
 
 
 def _watched(work: Work, run: Run, threads: int) -> dict[str, Any]:
-    """The figures of a run, or the sentence it failed with: the others go on."""
+    """Return the metrics of a run, or its error message: the other runs continue."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -112,7 +113,7 @@ def _watched(work: Work, run: Run, threads: int) -> dict[str, Any]:
 
 
 def _mend(file: Path) -> None:
-    """Ends a line that was being written when its process was killed, so that the next is one of its own."""
+    """Terminate a line that was cut off when its process was killed."""
     lines = read_lines(file)
     whole = "".join(json.dumps(line) + "\n" for line in lines)
     if file.exists() and file.read_text(encoding="utf-8") != whole:

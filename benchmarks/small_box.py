@@ -1,9 +1,9 @@
-"""Puts a pre-trained model into the box: half precision, a tokenizer without white space, the recipe; the card stays.
+"""Write a pre-trained model into the package as the bundled model `small`: float16 weights, compact tokenizer, recipe.
 
     python benchmarks/small_box.py runs/small --vectors runs/vectors
 
-RUN is what `bertsmith pretrain disentangled-small` wrote; --vectors a fine-tuning of it for the task `embedding` with
-encoder.frozen = "all", whose head is added, so that `encode` gives its vectors. Prints the bytes of every file.
+RUN is the folder of `bertsmith pretrain disentangled-small`. --vectors is a fine-tuning of it for the task `embedding`
+with encoder.frozen = "all", whose head is added for `encode`. The model card is kept. Prints the bytes of every file.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--vectors", type=Path, help="the folder of a fine-tuned embedder")
+    parser.add_argument("--vectors", type=Path, help="folder of a fine-tuned embedder")
     parser.add_argument("--box", type=Path, default=ROOT / "src" / "bertsmith" / "bundled" / "small")
     return parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""A pre-training run with replaced tokens as one picture: losses and accuracies against tokens and against time.
+"""Plot a pre-training run with replaced tokens: losses and accuracies against tokens and against time.
 
     python benchmarks/small_curves.py RUN/log.jsonl --out docs/images/small-curves.png
 
-Lines are the training part, smoothed, over pale ones as they were logged; dots the held-out part. Time is that of
-training alone, without evaluations and checkpoints, as the log has it. It takes matplotlib: bertsmith[report].
+Lines are training metrics, smoothed over the pale logged values; dots are held-out metrics. Time is training time,
+without evaluations and checkpoints. Needs matplotlib: bertsmith[report].
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Panel:
 
     title: str
     lines: Mapping[str, str]
-    """What a line is called, by its column of the log."""
+    """Legend of each line, by its column of the log."""
     scale: float = 1.0
     unit: str = ""
 
@@ -34,10 +34,10 @@ class Panel:
 PANELS = (
     Panel("Loss of the generator", {"generator_loss": "generator"}, unit="nats per masked token"),
     Panel("Loss of the encoder", {"replaced_loss": "encoder"}, unit="nats per token"),
-    Panel("Masked tokens the generator guesses", {"generator_accuracy": "generator"}, 100.0, "per cent"),
+    Panel("MLM accuracy of the generator", {"generator_accuracy": "generator"}, 100.0, "per cent"),
     Panel(
-        "Replaced tokens: what the encoder sees",
-        {"replaced_accuracy": "right of all tokens", "replaced_recall": "found of the replaced"},
+        "Replaced-token detection of the encoder",
+        {"replaced_accuracy": "accuracy", "replaced_recall": "recall"},
         100.0,
         "per cent",
     ),
@@ -47,7 +47,7 @@ PANELS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path, help="log.jsonl of a run with the objective replaced_tokens")
-    parser.add_argument("--out", type=Path, required=True, help="the .png to write")
+    parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     parser.add_argument("--title", default="", help="above the picture")
     options = parser.parse_args()
     try:
@@ -60,16 +60,16 @@ def main() -> int:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "", name: str = "the log") -> None:
-    """Nothing; the picture of the rows of a log is at `path` afterwards."""
+    """Plot the rows of a log and write the picture to `path`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise InputError("PNG pictures need matplotlib: pip install 'bertsmith[report]'") from missing
     training, held_out = ([row for row in rows if row.get("kind") == kind] for kind in ("training", "held_out"))
     if not training:
-        raise InputError(f"{name} has no rows of training: give the log.jsonl of a run")
+        raise InputError(f"{name} has no training rows; give the log.jsonl of a run")
     if "replaced_loss" not in training[0]:
-        raise InputError(f"{name} has no column 'replaced_loss': give the log of a run with replaced_tokens")
+        raise InputError(f"{name} has no column 'replaced_loss'; give the log of a run with replaced_tokens")
     steps = np.array([row["step"] for row in training])
     figure = Figure(figsize=(10, 2.6 * len(PANELS)), dpi=110, facecolor="white", layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
@@ -92,7 +92,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "", name
 
 
 def _scales(training: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Where the rows stand on both axes, by the axes' names, in units that leave short numbers."""
+    """Return the coordinates of the rows on both axes, by axis label, in readable units."""
     tokens, seconds = (np.array([float(row[name]) for row in training]) for name in ("tokens", "seconds"))
     size, word = next((pair for pair in ((1e9, "billion "), (1e6, "million ")) if tokens[-1] >= pair[0]), (1.0, ""))
     span, unit = next(
@@ -102,7 +102,7 @@ def _scales(training: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """The mean over about a fiftieth of the run around each row; at the ends over what there is."""
+    """Moving average over about a fiftieth of the run, truncated at the ends."""
     reach = max(1, len(values) // 100)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     begin = np.clip(np.arange(len(values)) - reach, 0, None)

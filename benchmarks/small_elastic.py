@@ -1,13 +1,13 @@
-"""A small model fine-tuned on tasks and made elastic: what its sub-networks keep of its score, over several seeds.
+"""Fine-tune a small model on tasks, make it elastic, and score its sub-networks over several seeds.
 
-    python benchmarks/small_elastic.py MODEL --data DATA --tasks MRPC,STS-B --seeds 0,1,2 --processes 6 --device cuda \\
+    python benchmarks/small_elastic.py MODEL --data DATA --tasks MRPC,STS-B --seeds 0,1,2 --processes 6 --device cuda \
         --out elastic.jsonl
     python benchmarks/small_elastic.py --out elastic.jsonl --table-only
 
-MODEL is written as for scores.py, and so are tasks, their settings and --finetune; --set is for the elastic training,
-whose other settings are its defaults. benchmarks/elastic.py asks other questions of one model (what the order of units
-and distillation are worth); this one has the grid alone, every run in a process of its own, and goes on where it was
-stopped. Fine-tuned model and sub-networks have the weights of the last step, so that nothing is chosen on dev.
+MODEL, tasks and their settings are as in scores.py. --finetune changes settings of the fine-tuning, --set those of the
+elastic training, whose other settings are its defaults. This benchmark covers the grid alone, every run in its own
+process, and resumes; benchmarks/elastic.py has ablations of one model. Fine-tuned model and sub-networks have the
+weights of the last step, so that nothing is selected on dev.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def planned(options: argparse.Namespace) -> list[Run]:
-    """A run for every model, task and seed."""
+    """Return a run for every model, task and seed."""
     models = [contestant(text) for text in options.models]
     names = [model.name for model in models]
     tuning, shrinking = ([change(text, names) for text in given] for given in (options.finetune, options.set))
@@ -52,7 +52,7 @@ def planned(options: argparse.Namespace) -> list[Run]:
 
 
 def elastic(run: Run) -> dict[str, Any]:
-    """The scores on dev of a fine-tuned model and of all its sub-networks."""
+    """Return the dev scores of a fine-tuned model and of all its sub-networks."""
     import bertsmith
 
     record, told = run.record, io.StringIO()
@@ -62,19 +62,19 @@ def elastic(run: Run) -> dict[str, Any]:
         contextlib.redirect_stderr(told),
     ):
         folder = Path(name)
-        common: dict[str, Any] = {"data": _data(run, folder), "seed": record["seed"], "device": run.positions["device"]}
+        common: dict[str, Any] = {"data": _data(run, folder), "seed": record["seed"], "device": run.paths["device"]}
         tuned = bertsmith.finetune(
-            run.positions["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
+            run.paths["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
         )
         if not tuned["is_finished"]:
-            raise InputError("asked to stop: no figures")
-        # what only a person who resumes needs is left out, but only where it can be: the best weights are read again
+            raise InputError("stopped: no metrics")
+        # no checkpoints for resuming, except the best weights, which are read again
         lean = LEAN if record["elastic_settings"]["run.choose"] == "last" else []
         shrunk = bertsmith.shrink(
             folder / "tuned", out=folder / "elastic", set=[*lean, *flags(record["elastic_settings"])], **common
         )
     if "grid" not in shrunk:
-        raise InputError("asked to stop: no figures")
+        raise InputError("stopped: no metrics")
     grid = [
         {name: member[name] for name in ("width", "depth", "score", "parameters", "flops")} for member in shrunk["grid"]
     ]
@@ -83,13 +83,13 @@ def elastic(run: Run) -> dict[str, Any]:
         "finetuned": tuned["score"],
         "is_degenerate": tuned["is_degenerate"],
         "grid": grid,
-        "said": f"{tuned['metric']} {tuned['score']:.2f} fine-tuned, {shrunk['score']:.2f} over the grid",
+        "message": f"{tuned['metric']} {tuned['score']:.2f} fine-tuned, {shrunk['score']:.2f} over the grid",
     }
 
 
 def _data(run: Run, folder: Path) -> str:
-    """The folder of the rows: the task's own or, where they are cut, another of the same name, which tells the task."""
-    data, record = run.positions["data"], run.record
+    """Return the folder of the rows: the task's own, or a copy of the same name with fewer rows."""
+    data, record = run.paths["data"], run.record
     if record["train_rows"] is None and record["dev_rows"] is None:
         return data
     cut = folder / "data" / Path(data).name
@@ -101,7 +101,7 @@ def _data(run: Run, folder: Path) -> str:
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """The grid of every model, task and way of training."""
+    """Return the grid of every model, task and setting."""
     groups: dict[str, dict[int, Line]] = {}
     for line in lines:
         ways = {name: line[name] for name in ("model", "task", "train_rows", "settings", "elastic_settings")}
@@ -136,11 +136,13 @@ def _mean(scores: Sequence[float]) -> str:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", nargs="+", type=float, default=[1.0, 0.75, 0.5, 0.25])
     parser.add_argument("--depths", nargs="+", type=float, default=[1.0, 0.75, 0.5])
-    parser.add_argument("--epochs", type=float, default=3.0, help="of each of the two stages")
+    parser.add_argument("--epochs", type=float, default=3.0, help="epochs of each of the two stages")
     parser.add_argument(
-        "--set", action="append", default=[], help="[TASK:|MODEL:]setting=value of the elastic training"
+        "--set", action="append", default=[], help="[TASK:|MODEL:]setting=value for the elastic training"
     )
-    parser.add_argument("--finetune", action="append", default=[], help="likewise of the fine-tuning")
+    parser.add_argument(
+        "--finetune", action="append", default=[], help="[TASK:|MODEL:]setting=value for the fine-tuning"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A small world to learn from: short stories in plain English, told by a grammar, for the demo and for first tries.
+"""Generate short stories in plain English from a grammar, for the demo and for quick tests.
 
-Who does what, where and with which tool hangs together, so that a model which reads context can guess a hidden word
-and one that only counts words cannot.
+People, places, actions and tools belong together, so that a model that uses context can predict a masked word, and a
+model of word frequencies cannot.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from random import Random
 
 @dataclass(frozen=True)
 class Trade:
-    """A way to earn a living; the words of a row belong together."""
+    """A profession with its place, tool and materials."""
 
     worker: str
     position: str
@@ -61,12 +61,12 @@ FEELINGS = (("tired", "sleeps"), ("happy", "sings"), ("hungry", "eats"), ("thirs
 
 
 def small_world(stories: int = 12000, seed: int = 0) -> Iterator[str]:
-    """Stories of one sentence up to a few, the same for the same seed."""
+    """Return stories of one to a few sentences, deterministic for a seed."""
     draw = Random(seed)
     for _ in range(stories):
         opening, middle, ending = _sentences(draw)
         if draw.random() < 0.7:
-            # alone, a sentence must be understood from the words in it
+            # a single sentence must be predictable from its own words
             yield draw.choice([opening, *middle, ending])
         else:
             chosen = sorted(draw.sample(range(len(middle)), draw.randint(2, 5)))
@@ -74,7 +74,7 @@ def small_world(stories: int = 12000, seed: int = 0) -> Iterator[str]:
 
 
 def _sentences(draw: Random) -> tuple[str, list[str], str]:
-    """What can be told about one day of one person: an opening, what happens, an ending."""
+    """Return the sentences about one day of one person: an opening, events, an ending."""
     (name, they, their), (friend, friend_they, friend_their) = draw.sample(PEOPLE, 2)
     trade, other = draw.sample(TRADES, 2)
     animal, sound, food = draw.choice(ANIMALS)

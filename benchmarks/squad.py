@@ -1,11 +1,11 @@
-"""Fine-tuning on SQuAD from a model folder: exact match, F1 and seconds, by the Python interface alone.
+"""Fine-tune a model on SQuAD and print exact match, F1 and seconds, with the Python interface.
 
-    python benchmarks/squad.py MODEL --data shared/data/squad/v1.1
-    python benchmarks/squad.py bert-tiny --data shared/data/squad/v2.0 --device cpu --rows 200 --set run.epochs=1
+    python benchmarks/squad.py MODEL --data squad/v1.1
+    python benchmarks/squad.py bert-tiny --data squad/v2.0 --device cpu --rows 200 --set run.epochs=1
 
-MODEL is the folder of a model, ours or Hugging Face's, or a preset with fresh weights. The settings are those of BERT's
-code (2 epochs, 3e-5, 384 tokens, stride 128) with a batch of 32; --set changes any of them. One line of JSON is printed
-for every seed: the figures on dev, the seconds of the run and those that answering dev took.
+MODEL is a model folder, ours or Hugging Face's, or a preset with random weights. The settings are those of BERT's code
+(2 epochs, 3e-5, 384 tokens, stride 128) with a batch of 32; --set changes any of them. Prints one line of JSON per
+seed: the metrics on dev, the seconds of the run and of the predictions on dev.
 """
 
 import argparse
@@ -24,7 +24,7 @@ FIGURES = ("f1", "exact", "has_answer_f1", "no_answer_f1", "best_f1", "best_f1_t
 
 
 def measured(arguments: argparse.Namespace, seed: int) -> dict[str, object]:
-    """The figures of one run."""
+    """Return the metrics of one run."""
     parts = [list(read_split(arguments.data, part))[: arguments.rows] for part in ("train", "dev")]
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
@@ -59,10 +59,12 @@ def measured(arguments: argparse.Namespace, seed: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--data", type=Path, required=True, help="a folder with train.jsonl and dev.jsonl, also packed")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with train.jsonl and dev.jsonl, plain or compressed"
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=None, help="only so many of each part")
+    parser.add_argument("--rows", type=int, default=None, help="maximum rows per split")
     parser.add_argument("--set", action="append", default=[], help="one setting, such as run.epochs=3")
     arguments = parser.parse_args()
     for seed in range(arguments.seeds):

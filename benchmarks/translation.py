@@ -1,10 +1,9 @@
-"""English to German on a small corpus: trains by a recipe, translates dev and test, prints BLEU beside a copy baseline.
+"""Train English to German on a small corpus, translate dev and test, and print BLEU beside a copy baseline.
 
 python benchmarks/translation.py --data multi30k --out results                      # train, translate, score
-python benchmarks/translation.py --score results                                    # only score what was translated
+python benchmarks/translation.py --score results                                    # only score existing translations
 
-Training needs neither sacrebleu nor the command line's library, so it runs where only PyTorch is; the translations it
-leaves in --out can then be scored elsewhere.
+Training does not need sacrebleu: the translations in --out can be scored on another machine.
 """
 
 import argparse
@@ -32,7 +31,7 @@ def main() -> None:
 def _train(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        # checkpoints are large and stay there; what a person looks at goes to --out
+        # checkpoints are large and stay there; translations and metrics go to --out
         run = options.run or Path(folder) / "run"
         begin = time.perf_counter()
         result = bertsmith.finetune(
@@ -45,7 +44,7 @@ def _train(options: argparse.Namespace) -> None:
             seed=options.seed,
             device=options.device,
         )
-        print(f"{result['steps']} steps, {result['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in all")
+        print(f"{result['steps']} steps, {result['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in total")
         test = bertsmith.evaluate(
             run, data=options.data, split="test", out=Path(folder) / "test", device=options.device
         )
@@ -85,14 +84,14 @@ def _score(folder: Path) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder with train, dev and test as .jsonl or .jsonl.xz")
+    parser.add_argument("--data", type=Path, help="folder with train, dev and test as .jsonl or .jsonl.xz")
     parser.add_argument("--out", type=Path, default=Path("translation-results"))
-    parser.add_argument("--run", type=Path, help="keep the whole run, checkpoints too, in this folder")
-    parser.add_argument("--score", type=Path, help="a folder with translations to score")
+    parser.add_argument("--run", type=Path, help="keep the whole run with its checkpoints in this folder")
+    parser.add_argument("--score", type=Path, help="folder with translations to score")
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "transformer-multi30k.toml")
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
-    parser.add_argument("--set", action="append", default=[], help="one setting over the recipe")
+    parser.add_argument("--set", action="append", default=[], help="change one setting of the recipe")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     options = parser.parse_args()

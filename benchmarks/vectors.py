@@ -1,15 +1,15 @@
-"""How good the vectors of a model are on STS-B, before and after they are learned from text alone.
+"""Quality of the text embeddings of a model on STS-B, before and after training them from text alone.
 
-    python -c 'import bertsmith; bertsmith.pairs(["shared/data/corpus/wikipedia-en"], out="runs/pairs")'
-    python benchmarks/vectors.py MODEL --pairs runs/pairs --dev shared/data/glue/STS-B --out runs/small
-    python benchmarks/vectors.py MODEL --pairs runs/pairs --dev shared/data/glue/STS-B --rows 100000 \\
+    python -c 'import bertsmith; bertsmith.pairs(["wikipedia-en"], out="runs/pairs")'
+    python benchmarks/vectors.py MODEL --pairs runs/pairs --dev STS-B --out runs/small
+    python benchmarks/vectors.py MODEL --pairs runs/pairs --dev STS-B --rows 100000 \
         --variant "kinds=same,altered" --variant "kinds=neighbours,spans task.scale=40 optimizer.learning_rate=1e-4"
 
 MODEL is a folder or a bundled name. Settings are those of recipes/finetune/vectors-small.toml; --set changes them for
-all runs. Every --variant is a run of its own: settings with spaces between them, and two words of this file, rows=… (so
-many pairs, drawn at random) and kinds=… (of pairs, with commas). One line of JSON is printed for the model as it is, by
-the mean of its states, and one for each run. --out gets the model with the encoder of the best run, all of its own
-heads, its generator, and the embedder.
+all runs. Every --variant is a separate run: settings separated by spaces, and also rows=… (number of pairs, drawn at
+random) and kinds=… (kinds of pairs, separated by commas). Prints one line of JSON for the mean hidden states of the
+unchanged model, and one for each run. --out gets the model with the encoder of the best run, all of its own heads, its
+generator, and the embedder.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 
 
 def spearman(model: Model, dev: Rows, device: str) -> float:
-    """The rank correlation of the cosines with the numbers of dev, in percent."""
+    """Return the Spearman correlation of the cosines with the scores of dev, in percent."""
     model = model.to(device)
     first, second = (
         torch.nn.functional.normalize(model.encode([row[name] for row in dev], batch_size=128).double(), dim=-1)
@@ -44,11 +44,11 @@ def spearman(model: Model, dev: Rows, device: str) -> float:
 
 
 def chosen(pairs: Rows, kinds: str | None, rows: int | None) -> Rows:
-    """The pairs of some kinds, so many of them, in no order."""
+    """Return a random sample of the pairs of some kinds."""
     kept = [row for row in pairs if kinds is None or row["kind"] in kinds.split(",")]
     if not kept:
         there = ", ".join(sorted({row["kind"] for row in pairs}))
-        raise SystemExit(f"no pair is of the kinds {kinds}; there are {there}")
+        raise SystemExit(f"no pairs of the kinds {kinds}; there are {there}")
     random.Random(0).shuffle(kept)
     return kept[:rows]
 
@@ -60,7 +60,7 @@ def learned(
     words: list[str],
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], Model]:
-    """The figures of one run, and the model with what its encoder learned."""
+    """Return the metrics of one run, and the model with the trained encoder."""
     own = {name: value for name, _, value in (word.partition("=") for word in words) if name in OWN}
     settings = [word for word in words if word.partition("=")[0] not in OWN]
     rows = chosen(pairs, own.get("kinds"), int(own["rows"]) if "rows" in own else arguments.rows)
@@ -93,19 +93,19 @@ def learned(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--pairs", type=Path, required=True, help="what bertsmith pairs wrote: its folder, or the file")
-    parser.add_argument("--dev", type=Path, required=True, help="a folder with a dev part: sentence1, sentence2, label")
-    parser.add_argument("--dev-rows", type=int, default=None, help="only so many rows of dev")
-    parser.add_argument("--rows", type=int, default=None, help="only so many pairs, drawn at random")
-    parser.add_argument("--set", action="append", default=[], help="one setting of all runs, such as run.epochs=2")
-    parser.add_argument("--variant", action="append", default=[], help="the settings of one run, with spaces between")
+    parser.add_argument("--pairs", type=Path, required=True, help="output folder of bertsmith pairs, or its file")
+    parser.add_argument("--dev", type=Path, required=True, help="folder with a dev split: sentence1, sentence2, label")
+    parser.add_argument("--dev-rows", type=int, default=None, help="maximum rows of dev")
+    parser.add_argument("--rows", type=int, default=None, help="maximum pairs, drawn at random")
+    parser.add_argument("--set", action="append", default=[], help="setting for all runs, such as run.epochs=2")
+    parser.add_argument("--variant", action="append", default=[], help="settings of one run, separated by spaces")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--out", type=Path, default=None, help="folder for the whole model of the best run")
     arguments = parser.parse_args()
     arguments.position = "cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu"
     if arguments.out is not None and arguments.out.exists():
-        raise SystemExit(f"--out {str(arguments.out)!r} is there already; give another folder")
+        raise SystemExit(f"--out {str(arguments.out)!r} already exists; give another folder")
     model = bertsmith.load(arguments.model).float()
     pairs = list(task_splits(arguments.pairs).read("train"))
     dev = list(task_splits(arguments.dev, file_is="dev").read("dev"))[: arguments.dev_rows]

@@ -1,12 +1,12 @@
-"""A fine-tuned model with the vocabulary of its training texts: pieces, megabytes and score, cut by cut.
+"""Cut the vocabulary of a fine-tuned model to its training texts: tokens, megabytes and score of each cut.
 
     python benchmarks/vocabulary.py --model FOLDER --data TASK
-    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --tokens 12000 --out figures.json
+    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --tokens 12000 --out metrics.json
 
-FOLDER is what `bertsmith finetune` wrote, TASK the folder with train and dev that it was fine-tuned on. The texts that
-decide are those of train, and with --texts those of a file besides, so that words of dev which train lacks are met;
---tokens names cuts to so many pieces, in the place of the usual ones.
-Scores are of dev, of the folders as they are written and read again; nothing is trained but the repair.
+FOLDER is the output of `bertsmith finetune`, TASK the folder with train and dev that it was fine-tuned on. Tokens are
+counted in the texts of train, and with --texts also in those of a file, which may contain words of dev that train
+lacks. --tokens gives vocabulary sizes, instead of the default cuts. Scores are on dev, of the folders as written and
+read again; nothing but the repair is trained.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def _score(folder: Path, dev: Table) -> float:
 
 
 def _changed(model: Path, out: Path, texts: list[str]) -> float:
-    """The percentage of the tokens of texts that a cut splits otherwise."""
+    """Return the percentage of tokens that change because of a cut."""
     base, small = Tokenizer.load(model), Tokenizer.load(out)
     cut = Cut(small, tuple(base.vocabulary[piece] for piece in small.tokens(range(small.size))))
     changed, total = changed_tokens(base, cut, texts)

@@ -40,7 +40,7 @@ class Setting:
     path: str
     type: str
     default: str
-    """As in TOML; empty for a required setting."""
+    """TOML value; empty for a required setting."""
     help: str
 
 
@@ -77,7 +77,7 @@ def _kinds(table: Mapping[str, type[Record]], title: str, prefix: str) -> tuple[
 
 
 def _sizes() -> tuple[Section, ...]:
-    """Return a section for each record of sizes: the one that all presets share, then what some of them add."""
+    """Return a section for each record of sizes: first the fields shared by all presets, then the additional ones."""
     presets: dict[type[Record], list[str]] = {}
     for name, (_, size) in PRESETS.items():
         presets.setdefault(type(size), []).append(name.split("-")[0])
@@ -222,7 +222,7 @@ def _settings(record: type[Record], prefix: str, defaults: Any) -> Iterator[Sett
 
 
 def _help(record: type[Record], name: str) -> str:
-    """Return the docstring of a field; that of a base class if the record overrides the field without one."""
+    """Return the docstring of a field, from a base class if the record overrides the field without one."""
     bases = (base for base in record.__mro__ if issubclass(base, Record) and name in base.model_fields)
     return _escape(next((text for base in bases if (text := base.model_fields[name].description)), ""))
 

@@ -40,6 +40,7 @@ def make_app(command: str | None = None) -> App:
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
+        help_format="markdown" if command in COMMANDS else "plaintext",  # Markdown takes 0.15 s to import
     )
     for name, (function, summary) in COMMANDS.items():
         app.command(function, name=name, help=None if name == command else summary)

@@ -164,10 +164,10 @@ def padded_layout(lengths: list[int], extra: int = 0) -> SequenceLayout:
     return SequenceLayout.padded(torch.arange(max_length) < torch.tensor(lengths)[:, None])
 
 
-def rows_of(items: list[Tensor], extra: int = 0, filling: float = 0.0) -> Tensor:
-    """Pad sequences with `filling`."""
+def rows_of(items: list[Tensor], extra: int = 0, padding: float = 0.0) -> Tensor:
+    """Pad sequences with `padding`."""
     max_length = max(len(item) for item in items) + extra
-    rows = torch.full((len(items), max_length, *items[0].shape[1:]), filling, dtype=items[0].dtype)
+    rows = torch.full((len(items), max_length, *items[0].shape[1:]), padding, dtype=items[0].dtype)
     for row, item in zip(rows, items, strict=True):
         row[: len(item)] = item
     return rows

@@ -55,8 +55,8 @@ def task_batch(layout: str = "packed", lengths: Sequence[int] = LENGTHS, first: 
     numbers = torch.arange(first, first + len(lengths))
     is_packed = layout == "packed"
 
-    def join(rows: list[Tensor], filling: int) -> Tensor:
-        return torch.cat(rows) if is_packed else rows_of(rows, extra=2, filling=filling)
+    def join(rows: list[Tensor], padding: int) -> Tensor:
+        return torch.cat(rows) if is_packed else rows_of(rows, extra=2, padding=padding)
 
     return TaskBatch(
         tokens=join(texts, 0),

@@ -23,7 +23,7 @@ from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
-from bertsmith.objectives.distillation.objective import Distillation, Grid, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, name_terms
 from bertsmith.objectives.distillation.terms import HiddenStateTerm, LabelTerm, OutputTerm
 from bertsmith.shrinking.importance import Orders, rewire
 
@@ -33,7 +33,7 @@ FEEDFORWARDS = {
     "gated": FeedForwardConfig(neurons=12, is_gated=True, activation="silu"),
     "gated without biases": FeedForwardConfig(neurons=12, is_gated=True, has_bias=False),
 }
-TERMS = named([OutputTerm(), HiddenStateTerm(weight=0.1), LabelTerm(weight=0.3)])
+TERMS = name_terms([OutputTerm(), HiddenStateTerm(weight=0.1), LabelTerm(weight=0.3)])
 
 
 def outputs_of(model: Model, layout: str = "packed", **options: object) -> Tensor:

@@ -15,7 +15,7 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
-from bertsmith.objectives.distillation.objective import Distillation, Grid, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, name_terms
 from bertsmith.shrinking.elastic import ElasticSettings, Stage
 
 SETTINGS = ElasticSettings.parse({"model": "somewhere", "task": {"kind": "regression"}})
@@ -25,8 +25,8 @@ LAYERS = 4
 def soft_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
     """Sum over classes, mean over the batch."""
     rows = []
-    for own, wanted in zip(student, teacher, strict=True):
-        rows.append(-sum(softmax(wanted, 0)[c] * log_softmax(own, 0)[c] for c in range(len(own))))
+    for own, target in zip(student, teacher, strict=True):
+        rows.append(-sum(softmax(target, 0)[c] * log_softmax(own, 0)[c] for c in range(len(own))))
     return torch.stack(rows).mean()  # type: ignore[arg-type]
 
 
@@ -44,11 +44,11 @@ def prediction_loss(task: str, student: Tensor, teacher: Tensor, batch: TaskBatc
         return mse_loss(student, teacher)
     pairs = list(zip(by_sequence(student, batch), by_sequence(teacher, batch), strict=True))
     if task == "tagging":
-        asked = [tags != IGNORED for tags in by_sequence(batch.targets["tags"], batch)]
-        chosen = [(own[is_asked], like[is_asked]) for (own, like), is_asked in zip(pairs, asked, strict=True)]
+        has_target = [tags != IGNORED for tags in by_sequence(batch.targets["tags"], batch)]
+        chosen = [(own[is_target], like[is_target]) for (own, like), is_target in zip(pairs, has_target, strict=True)]
         return soft_cross_entropy(torch.cat([own for own, _ in chosen]), torch.cat([like for _, like in chosen]))
     # start and end of an answer: each a softmax over the tokens of its text, averaged
-    ends = [soft_cross_entropy(own[:, end][None], wanted[:, end][None]) for own, wanted in pairs for end in (0, 1)]
+    ends = [soft_cross_entropy(own[:, end][None], target[:, end][None]) for own, target in pairs for end in (0, 1)]
     return torch.stack(ends).mean()
 
 
@@ -92,7 +92,7 @@ def losses(
 ) -> tuple[list[Subnet], list[Tensor]]:
     """Return the sub-networks of a stage and the loss of each, computed by the objective."""
     student, teacher = models(task)
-    terms = named(SETTINGS.stage(stage).terms)
+    terms = name_terms(SETTINGS.stage(stage).terms)
     objective = Distillation(HEADS[task][1], terms, teacher, grid, student.encoder.units, teacher_width).to("cpu")  # type: ignore[arg-type]
     lesson = objective.prepare(batch, 0)
     counts, found = objective.counts(lesson), []

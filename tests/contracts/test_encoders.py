@@ -34,8 +34,8 @@ def test_alone_padded_and_packed_are_the_same(name: str, case: str) -> None:
     packed = model.encoder(torch.cat(items), packed_layout(lengths, empty=1))
     torch.testing.assert_close(packed, expected, rtol=0, atol=1e-11)
     layout = padded_layout(lengths, extra=2)
-    for filling in (0, 49):
-        rows = model(rows_of(items, 2, filling), layout.is_token.long())
+    for padding in (0, 49):
+        rows = model(rows_of(items, 2, padding), layout.is_token.long())
         torch.testing.assert_close(rows[layout.is_token], expected, rtol=0, atol=1e-11)
 
 

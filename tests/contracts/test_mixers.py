@@ -56,7 +56,7 @@ def test_mixer_output_is_the_same_alone_padded_and_packed(name: str, case: str) 
     torch.testing.assert_close(packed, expected, rtol=0, atol=1e-12)
     for extra in (0, 3):
         layout = padded_layout(lengths, extra)
-        rows = mixer(rows_of(items, extra, filling=1e3), forward_context(layout))
+        rows = mixer(rows_of(items, extra, padding=1e3), forward_context(layout))
         torch.testing.assert_close(rows[layout.is_token], expected, rtol=0, atol=1e-12)
 
 

@@ -125,10 +125,10 @@ def _max_difference(model: Model, runner: OnnxRunner, lengths: list[int]) -> flo
     layout = padded_layout(lengths)
     tokens = torch.randint(0, TINY["vocabulary"], layout.is_token.shape)
     types = torch.randint(0, 2, tokens.shape) if model.config.encoder.embedding.types else None
-    wanted, found = _torch_outputs(model, tokens, layout, types), runner.outputs(tokens, layout, types)
+    expected, found = _torch_outputs(model, tokens, layout, types), runner.outputs(tokens, layout, types)
     found = found[layout.is_token] if runner.is_for_tokens else found
-    assert found.shape == wanted.shape
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 # mixers of the three most exported families

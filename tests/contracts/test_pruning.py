@@ -160,5 +160,5 @@ def test_cutting_heads_with_predicted_kernels_equals_subnet(name: str) -> None:
     ordered.encoder.reorder(heads, [torch.arange(layer.neurons) for layer in model.encoder.units])
     all_neurons = KeptUnits(kept.heads, KeptUnits.all_of(model.encoder.units).neurons)
     expected = ordered.outputs(batch.tokens, batch.layout, subnet=all_neurons.subnet)
-    said = cut_down(model, all_neurons).outputs(batch.tokens, batch.layout)
-    torch.testing.assert_close(said, expected, rtol=0, atol=1e-10)
+    outputs = cut_down(model, all_neurons).outputs(batch.tokens, batch.layout)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-10)

@@ -45,9 +45,9 @@ def write_task(folder: Path, train: int = 64) -> Path:
 
 def finetune_command(recipe: Path | None, data: Path | None, out: Path, *more: str) -> list[str]:
     """Return the command line; pass --resume in `more` instead of a recipe and data to resume."""
-    words = [sys.executable, "-m", "bertsmith", "finetune", "--out", str(out), "--device", "cpu"]
-    words += [] if recipe is None else ["--recipe", str(recipe)]
-    return [*words, *([] if data is None else ["--data", str(data)]), *more]
+    arguments = [sys.executable, "-m", "bertsmith", "finetune", "--out", str(out), "--device", "cpu"]
+    arguments += [] if recipe is None else ["--recipe", str(recipe)]
+    return [*arguments, *([] if data is None else ["--data", str(data)]), *more]
 
 
 def metrics(out: Path) -> dict:

@@ -42,11 +42,11 @@ def run_shrink(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any
 
 def shrink_command(folders: tuple[Path, Path] | None, out: Path, *changes: str) -> list[str]:
     """Return the command line of the same run; without folders, the command that resumes it."""
-    words = [sys.executable, "-m", "bertsmith", "shrink", "--out", str(out), "--device", "cpu"]
+    arguments = [sys.executable, "-m", "bertsmith", "shrink", "--out", str(out), "--device", "cpu"]
     if folders is None:
-        return [*words, "--resume"]
-    words += [str(folders[0]), "--data", str(folders[1])]
-    return words + [word for change in (*SMALL, *changes) for word in ("--set", change)]
+        return [*arguments, "--resume"]
+    arguments += [str(folders[0]), "--data", str(folders[1])]
+    return arguments + [word for change in (*SMALL, *changes) for word in ("--set", change)]
 
 
 def metrics(path: Path) -> dict[str, Any]:

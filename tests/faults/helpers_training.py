@@ -31,12 +31,20 @@ evaluate_batches = 3
 
 
 def command(recipe: Path | None, corpus: Path | None, out: Path, *more: str) -> list[str]:
-    words = [sys.executable, "-m", "bertsmith", "pretrain", *([] if recipe is None else [str(recipe)])]
-    return [*words, *([] if corpus is None else ["--data", str(corpus)]), "--out", str(out), "--device", "cpu", *more]
+    arguments = [sys.executable, "-m", "bertsmith", "pretrain", *([] if recipe is None else [str(recipe)])]
+    return [
+        *arguments,
+        *([] if corpus is None else ["--data", str(corpus)]),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *more,
+    ]
 
 
-def run(words: list[str], **more: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(words, capture_output=True, text=True, **more)
+def run(arguments: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(arguments, capture_output=True, text=True, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -24,7 +24,7 @@ def run_case(case: dict[str, Any], recipe: Path, corpus: Path) -> None:
 
 def share(trainer: Trainer) -> float:
     """Return the share of the weights that this process holds."""
-    parameters = list(trainer.engine.step_module.parameters())
+    parameters = list(trainer.train_step.step_module.parameters())
     local = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
     return sum(p.numel() for p in local) / sum(p.numel() for p in parameters)
 
@@ -35,6 +35,6 @@ if __name__ == "__main__":
     content = json.loads(Path(sys.argv[1]).read_text())
     for case in content["cases"]:
         run_case(case, Path(content["recipe"]), Path(content["corpus"]))
-        if trainers[-1].engine.is_main:
+        if trainers[-1].train_step.is_main:
             (Path(case["out"]) / "share.json").write_text(json.dumps({"share": share(trainers[-1])}))
     close(trainers[-1])

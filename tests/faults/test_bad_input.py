@@ -24,7 +24,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         (["pretrain", "absent.toml", "--out", "X"], "recipe 'absent.toml' does not exist"),
         (["pretrain", "--out", "X"], "no recipe is given"),
@@ -44,7 +44,7 @@ def model_folder(tmp_path: Path) -> Path:
         ),
         (
             ["pretrain", RECIPE, "--explain", "--set", 'objective.masking={draw = "with_replacement", unit = "word"}'],
-            "objective.masking: draw is 'with_replacement' and unit 'word'; that draw takes unit 'token' only",
+            "objective.masking: draw is 'with_replacement', but unit is 'word'; allowed: 'token'",
         ),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=8192"], "micro_tokens 4096 is less than"),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=256"], "the model takes at most 128"),
@@ -57,15 +57,15 @@ def model_folder(tmp_path: Path) -> Path:
     ],
 )
 def test_bad_arguments_print_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exit_info:
-        main(words)
+        main(arguments)
     assert exit_info.value.code == 2
     output = capsys.readouterr().err
     assert output.startswith("bertsmith: ")
-    assert sentence in output
+    assert message in output
     assert "Traceback" not in output
     assert len(output.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -94,9 +94,9 @@ def test_force_does_not_delete_inputs(model_folder: Path, tmp_path: Path, capsys
     main(["import", str(model_folder), "--out", str(tmp_path / "ours")])
     folder = tmp_path / "ours"
     before = sorted(path.name for path in folder.iterdir())
-    for words in (["export", str(folder), "--out", str(folder)], ["export", str(folder), "--out", str(tmp_path)]):
+    for arguments in (["export", str(folder), "--out", str(folder)], ["export", str(folder), "--out", str(tmp_path)]):
         with pytest.raises(SystemExit):
-            main([*words, "--force"])
+            main([*arguments, "--force"])
         assert "inside each other" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == before
 
@@ -124,7 +124,7 @@ def test_save_does_not_overwrite_other_files(model_folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         (["model.overrides.vocabulary=50"], "the model's vocabulary is 50; the corpus needs"),
         (["model.overrides.layers=abc"], "layers is 'abc': input should be a valid integer"),
@@ -136,9 +136,9 @@ def test_save_does_not_overwrite_other_files(model_folder: Path, tmp_path: Path)
     ],
 )
 def test_invalid_settings_create_no_folder(
-    changes: list[str], sentence: str, corpus_folder: Path, tmp_path: Path
+    changes: list[str], message: str, corpus_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=re.escape(sentence)):
+    with pytest.raises(InputError, match=re.escape(message)):
         bertsmith.pretrain(RECIPE, data=str(corpus_folder), out=str(tmp_path / "run"), set=changes, device="cpu")
     assert not (tmp_path / "run").exists()
 
@@ -170,7 +170,7 @@ def test_damaged_model_folder_raises(model_folder: Path, tmp_path: Path) -> None
     truncated = copy_folder(model_folder, "truncated", tmp_path)
     content = (truncated / weights).read_bytes()
     (truncated / weights).write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match="is not a whole safetensors file"):
+    with pytest.raises(InputError, match="is not a complete safetensors file"):
         bertsmith.load(truncated)
 
     lacking = copy_folder(model_folder, "lacking", tmp_path)
@@ -184,14 +184,14 @@ def test_damaged_model_folder_raises(model_folder: Path, tmp_path: Path) -> None
 
     foreign = copy_folder(model_folder, "foreign", tmp_path)
     save_file({**load_file(model_folder / weights), "surprise": torch.ones(2)}, foreign / weights)
-    with pytest.raises(InputError, match="has 1 tensors this model does not know, the first is 'surprise'"):
+    with pytest.raises(InputError, match="has 1 tensors that this model does not have, the first is 'surprise'"):
         bertsmith.load(foreign)
 
     mismatching = copy_folder(model_folder, "mismatching", tmp_path)
     data = json.loads((mismatching / "config.json").read_text())
     data["model"]["encoder"]["vocabulary"] = 41
     (mismatching / "config.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"has shape \(40.*the config asks for \(41"):
+    with pytest.raises(InputError, match=r"has shape \(40.*the config requires \(41"):
         bertsmith.load(mismatching)
 
     misspelt = copy_folder(model_folder, "misspelt", tmp_path)
@@ -243,9 +243,7 @@ def test_unsupported_hugging_face_folder_raises(tmp_path: Path) -> None:
 
     # no Bertsmith head has this form: the rates of its two dropouts differ
     ElectraForMultipleChoice(ElectraConfig(**tiny)).save_pretrained(tmp_path / "classifier")
-    with pytest.raises(
-        InputError, match=r"the first is 'classifier.bias'; leave them out with ignore=\('classifier',\)"
-    ):
+    with pytest.raises(InputError, match=r"the first is 'classifier.bias'; skip them with ignore=\('classifier',\)"):
         bertsmith.load(tmp_path / "classifier")
     assert not list(bertsmith.load(tmp_path / "classifier", ignore=("classifier", "sequence_summary")).heads)
 
@@ -269,7 +267,7 @@ def test_invalid_model_inputs_raise(model_folder: Path) -> None:
         model(torch.zeros(1, 9, dtype=torch.long))
     with pytest.raises(InputError, match="this model has no tokenizer"):
         model.encode(["a"])
-    with pytest.raises(InputError, match="given one string"):
+    with pytest.raises(InputError, match="takes a list of texts, not a string"):
         model.encode("a")
     with pytest.raises(InputError, match="attention_mask has shape"):
         model(torch.zeros(2, 5, dtype=torch.long), torch.ones(1, 5))

@@ -46,10 +46,10 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "sentence"),
+    ("model", "more", "message"),
     [
         ("nowhere", "", "model folder '{home}/nowhere' does not exist"),
-        ("other-words", "", "the corpus's tokenizer is not that of '{home}/other-words': id "),
+        ("other-words", "", "the corpus's tokenizer differs from the tokenizer of '{home}/other-words': id "),
         ("other-words", "", "make the corpus with `bertsmith corpus --tokenizer {home}/other-words`"),
         ("cased", "", "all tokens are the same, but its normalizer differs"),
         ("few-rows", "", "tokens and '{home}/few-rows', which holds no tokenizer, 50 rows"),
@@ -61,7 +61,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "wide",
             "objective.kind=replaced_tokens generator.folder={home}/narrow-guesser",
-            "the encoder's embedding width is 16 and its generator's 8; generator.sharing = 'full' needs one",
+            "the encoder's embedding width is 16 and its generator's 8; generator.sharing = 'full' requires equal",
         ),
         (
             "wide",
@@ -71,7 +71,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "wide",
             "objective.kind=replaced_tokens generator.folder={home}/other-words",
-            "the corpus's tokenizer is not that of '{home}/other-words'",
+            "the corpus's tokenizer differs from the tokenizer of '{home}/other-words'",
         ),
         (
             "wide",
@@ -88,7 +88,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_unsuitable_folder_prints_one_sentence(
     model: str,
     more: str,
-    sentence: str,
+    message: str,
     home: Path,
     corpus_folder: Path,
     tmp_path: Path,
@@ -96,14 +96,23 @@ def test_unsuitable_folder_prints_one_sentence(
 ) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f"[model]\nfolder = {str(home / model)!r}\n{SMALL}")
-    words = ["pretrain", str(recipe), "--data", str(corpus_folder), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    arguments = [
+        "pretrain",
+        str(recipe),
+        "--data",
+        str(corpus_folder),
+        "--out",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+    ]
     for change in more.format(home=home).split():
-        words += ["--set", change]
+        arguments += ["--set", change]
     with pytest.raises(SystemExit) as exit_info:
-        main(words)
+        main(arguments)
     assert exit_info.value.code == 2
     output = capsys.readouterr().err.strip()
-    assert sentence.format(home=home) in output
+    assert message.format(home=home) in output
     assert len(output.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

@@ -83,7 +83,7 @@ def test_killed_build_resumes_to_the_same_folder(data, whole, tmp_path, blocks):
     assert len(entries) >= blocks
     files = [out / entry["train"]["file"] for entry in entries]
     finished = {file: file.stat().st_mtime_ns for file in files}
-    with pytest.raises(InputError, match="is half-built"):
+    with pytest.raises(InputError, match="is unfinished"):
         TokenCorpus(out)
     # leftovers of a kill during a write
     with (out / JOURNAL).open("a") as journal:
@@ -108,7 +108,7 @@ def test_finished_folder_is_returned_unchanged(data, whole):
 
 def test_resuming_with_another_tokenizer_or_setting_raises(data, whole, tmp_path):
     other = learn_tokenizer(SENTENCES, "wordpiece", 90, progress=False)
-    with pytest.raises(InputError, match="holds a corpus with another tokenizer_hash"):
+    with pytest.raises(InputError, match="contains a corpus with another tokenizer_hash"):
         build_corpus([data / "data.jsonl"], other, whole, workers=1, **SETTINGS)
     out = tmp_path / "out"
     out.mkdir()
@@ -148,8 +148,8 @@ FAULTS = {
     "-000001.shard' is missing; build the corpus again": lambda folder: shards(folder, "train")[1].unlink(),
     "held_out-000000.shard' is missing": lambda folder: shards(folder, "held_out")[0].unlink(),
     "bytes instead of": lambda folder: os.truncate(shards(folder, "train")[-1], 100),
-    "holds no corpus": lambda folder: (folder / MANIFEST).unlink(),
-    "is half-built; run the same": lambda folder: (folder / MANIFEST).rename(folder / JOURNAL),
+    "contains no corpus": lambda folder: (folder / MANIFEST).unlink(),
+    "is unfinished; run the same": lambda folder: (folder / MANIFEST).rename(folder / JOURNAL),
     "is not valid JSON": lambda folder: os.truncate(folder / MANIFEST, 300),
     "has format 7; this version reads format 2": lambda folder: rewrite_manifest(folder, format=7),
     "tokenizer.json is not the tokenizer the shards were made with": lambda folder: learn_tokenizer(
@@ -160,18 +160,18 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("sentence", FAULTS)
-def test_training_on_a_damaged_corpus_raises_and_writes_nothing(corpus_folder, tmp_path, capsys, sentence):
+@pytest.mark.parametrize("message", FAULTS)
+def test_training_on_a_damaged_corpus_raises_and_writes_nothing(corpus_folder, tmp_path, capsys, message):
     folder, out, recipe = tmp_path / "corpus", tmp_path / "out", tmp_path / "recipe.toml"
     shutil.copytree(corpus_folder, folder)
     recipe.write_text(RECIPE)
-    FAULTS[sentence](folder)
+    FAULTS[message](folder)
     with pytest.raises(SystemExit) as exit_info:
         main(["pretrain", str(recipe), "--data", str(folder), "--out", str(out), "--device", "cpu"])
     output = capsys.readouterr().err
     assert exit_info.value.code == 2
     assert output.startswith("bertsmith: ")
-    assert sentence in output
+    assert message in output
     assert len(output.strip().splitlines()) == 1
     assert not out.exists()
 
@@ -196,7 +196,7 @@ def test_invalid_row_is_reported_and_stops_all_workers(data, tmp_path, monkeypat
 
 def test_dead_worker_is_reported(data, tmp_path, monkeypatch):
     monkeypatch.setattr("bertsmith.data.build_corpus._START", "import os; os._exit(9)")
-    with pytest.raises(RuntimeError, match="ended with status 9"):
+    with pytest.raises(RuntimeError, match="exited with status 9"):
         build_corpus([data / "data.jsonl"], Tokenizer.load(data), tmp_path / "out", workers=2, **SETTINGS)
 
 

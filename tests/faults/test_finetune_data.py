@@ -20,7 +20,7 @@ def lines(*rows: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("files", "flags", "sentence"),
+    ("files", "flags", "message"),
     [
         ({}, [], "has no train.jsonl"),
         ({"train.jsonl": ""}, [], "train.jsonl' has no rows"),
@@ -69,7 +69,7 @@ def lines(*rows: Any) -> str:
     ],
 )
 def test_bad_data_prints_one_sentence(
-    files: dict[str, str], flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    files: dict[str, str], flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
@@ -79,7 +79,7 @@ def test_bad_data_prints_one_sentence(
         main(["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu", *flags])
     error = capsys.readouterr().err
     assert exit_info.value.code == 2
-    assert sentence in error
+    assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
 

@@ -82,15 +82,17 @@ def assert_same(out: Path, uninterrupted: Path) -> None:
 def test_killed_repeatedly_and_resumed(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """kill -9 at two random steps, then resume to the end."""
     out, draws = tmp_path / "run", Random(5)
-    words = finetune_command(recipe, data, out)
+    arguments = finetune_command(recipe, data, out)
     for step in (draws.randint(1, 8), draws.randint(12, STEPS - 4)):
-        process = subprocess.Popen(words, env=slow_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            arguments, env=slow_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_for_step(out, step, process)
         time.sleep(draws.random() * 0.1)
         process.kill()
         process.wait()
         assert not (out / "result.json").exists()
-        words = finetune_command(None, None, out, "--resume")
+        arguments = finetune_command(None, None, out, "--resume")
     bertsmith.finetune(out=out, resume=True, device="cpu")
     assert_same(out, uninterrupted)
 
@@ -105,7 +107,7 @@ def test_sigterm_saves_a_checkpoint(recipe: Path, data: Path, uninterrupted: Pat
     process.send_signal(signal.SIGTERM)
     _, output = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert "go on with --resume" in output
+    assert "continue with --resume" in output
     assert not (out / "result.json").exists()
     bertsmith.finetune(out=out, resume=True, device="cpu")
     assert_same(out, uninterrupted)
@@ -137,7 +139,7 @@ def test_killed_at_any_moment(moment: str, recipe: Path, data: Path, uninterrupt
     newest, _ = find_checkpoint(out / "checkpoints")
     if newest is not None:
         best = json.loads((newest / "progress.json").read_text())["best_step"]
-        checkpoint.check_whole(out / "checkpoints" / f"step-{best:08d}")
+        checkpoint.check_complete(out / "checkpoints" / f"step-{best:08d}")
     bertsmith.finetune(out=out, resume=True, device="cpu")
     assert_same(out, uninterrupted)
 
@@ -235,5 +237,5 @@ def test_fsdp_raises_in_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSDP_VERSION", "2")
     assert finetuning.processes_of("cpu") == 1  # a single process is not sharded
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
-    with pytest.raises(InputError, match=r"asks for sharded weights \(FSDP\); allowed in fine-tuning: whole copies"):
+    with pytest.raises(InputError, match=r"requests sharded weights \(FSDP\); allowed in fine-tuning: whole copies"):
         finetuning.processes_of("cpu")

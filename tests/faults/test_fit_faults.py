@@ -140,7 +140,7 @@ def test_resume_with_another_budget(model: Path, data: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("more", "message"),
     [
         ([], "no budget is set"),
         (["--latency-ms", "-3"], "budget.latency_ms is -3.0"),
@@ -154,13 +154,13 @@ def test_resume_with_another_budget(model: Path, data: Path, tmp_path: Path, mon
     ],
 )
 def test_bad_fit_arguments_print_one_sentence(
-    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["fit", str(model), "--data", str(data), "--out", str(tmp_path / "out"), *more])
     assert exit_info.value.code == 2
     output = capsys.readouterr().err
-    assert sentence in output
+    assert message in output
     assert len(output.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
@@ -180,8 +180,8 @@ def test_explain_lists_the_planned_measurements(
 ) -> None:
     main(command(model, data, tmp_path / "out", "--latency-ms", "3", "--explain"))
     output = capsys.readouterr().out
-    for words in ("latency_ms = 3.0", "torch float32", "width 0.5", "fresh processes", "8: 8 tokens"):
-        assert words in output
+    for text in ("latency_ms = 3.0", "torch float32", "width 0.5", "fresh processes", "8: 8 tokens"):
+        assert text in output
     assert not (tmp_path / "out").exists()
 
 
@@ -204,9 +204,9 @@ main(sys.argv[1:])
 def test_killed_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     """A resumed search reuses all measurements of the killed one."""
     out = tmp_path / "out"
-    words = command(model, data, out, "--latency-ms", "1.5")
+    arguments = command(model, data, out, "--latency-ms", "1.5")
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen([sys.executable, "-c", KILLED, *words], env={**os.environ, "PYTHONPATH": paths})
+    process = subprocess.Popen([sys.executable, "-c", KILLED, *arguments], env={**os.environ, "PYTHONPATH": paths})
     file, deadline = out / "measurements.jsonl", time.monotonic() + 120
     while not (file.exists() and '"table"' in file.read_text()) and time.monotonic() < deadline:
         assert process.poll() is None
@@ -215,7 +215,7 @@ def test_killed_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     process.wait()
     before = [json.loads(line) for line in file.read_text().splitlines()]
     assert not (out / "result.json").exists()
-    main([*words, "--resume"])
+    main([*arguments, "--resume"])
     after = [json.loads(line) for line in file.read_text().splitlines()]
     assert after[: len(before)] == before
     keys = [json.dumps(row["key"], sort_keys=True) for row in after]

@@ -181,7 +181,7 @@ def test_configs_are_valid_for_accelerate(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "sentence"),
+    ("variable", "value", "message"),
     [
         ("FSDP_VERSION", "1", "fsdp_version: 1; allowed: 2"),
         ("FSDP_OFFLOAD_PARAMS", "true", "fsdp_offload_params: true; allowed: false"),
@@ -189,11 +189,11 @@ def test_configs_are_valid_for_accelerate(path: Path) -> None:
     ],
 )
 def test_unsupported_fsdp_options_raise(
-    variable: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv(variable, value)
-    assert not sharding.is_asked_for()
+    assert not sharding.is_requested()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(InputError, match=sentence):
-        sharding.is_asked_for()
+    with pytest.raises(InputError, match=message):
+        sharding.is_requested()

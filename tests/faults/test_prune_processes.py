@@ -22,9 +22,29 @@ def test_pruning_in_two_processes_equals_one(tmp_path: Path) -> None:
     bertsmith.shrink(
         tmp_path / "model", data=str(data), out=tmp_path / "one", method="prune", set=SETTINGS, device="cpu"
     )
-    words = ["shrink", str(tmp_path / "model"), "--data", str(data), "--out", str(tmp_path / "two"), "--device", "cpu"]
-    words += ["--method", "prune", *(word for setting in SETTINGS for word in ("--set", setting))]
-    run([sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG), "-m", "bertsmith", *words])
+    arguments = [
+        "shrink",
+        str(tmp_path / "model"),
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "two"),
+        "--device",
+        "cpu",
+    ]
+    arguments += ["--method", "prune", *(word for setting in SETTINGS for word in ("--set", setting))]
+    run(
+        [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            str(CONFIG),
+            "-m",
+            "bertsmith",
+            *arguments,
+        ]
+    )
     one, two = (read_tensors(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()
     for name, weight in one.items():

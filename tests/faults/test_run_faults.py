@@ -49,9 +49,9 @@ def test_full_disk_during_a_checkpoint(
         patch.setattr(checkpoint, "write_tensors", write)
         with pytest.raises(InputError) as caught:
             bertsmith.pretrain(recipe, data=corpus_folder, out=out, device="cpu")
-    assert f"the run in {str(out)!r} had to stop: " in str(caught.value)
+    assert f"the run in {str(out)!r} stopped: " in str(caught.value)
     assert "No space left on device" in str(caught.value)
-    assert "; checkpoint step-00000005 is kept: put that right and go on with --resume" in str(caught.value)
+    assert "; checkpoint step-00000005 is kept: fix the cause and continue with --resume" in str(caught.value)
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000005"]
     assert find_checkpoint(out / "checkpoints") == (out / "checkpoints" / "step-00000005", [])
     assert not (out / "result.json").exists()
@@ -98,7 +98,7 @@ def test_missing_shard_raises(
     workers: int, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards are opened on demand; errors of data-loader workers are reported as well."""
-    monkeypatch.setattr(shards, "_SHARDS_OPEN", 1)
+    monkeypatch.setattr(shards, "_MAX_OPEN_SHARDS", 1)
     real = TokenCorpus._open
 
     def open_missing(self: TokenCorpus, index: int, document: int = 0) -> object:
@@ -136,6 +136,6 @@ def test_sigterm_while_measuring_the_budget_raises(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Trainer, "rehearse", rehearse)
-    with pytest.raises(InputError, match="asked to stop while the budget was being measured"):
+    with pytest.raises(InputError, match="interrupted while timing steps for the budget"):
         bertsmith.pretrain(recipe, data=corpus_folder, out=tmp_path / "run", budget="10h", device="cpu")
     assert list(tmp_path.iterdir()) == []

@@ -147,7 +147,7 @@ def test_second_signal_stops_immediately(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["none"], "model folder 'none' does not exist"),
         (["{empty}"], "has no config.json"),
@@ -171,7 +171,7 @@ def test_invalid_arguments_are_reported(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    sentence: str,
+    message: str,
 ) -> None:
     monkeypatch.delenv("BERTSMITH_KEY", raising=False)
     (tmp_path / "blank").write_text(" \n")
@@ -184,5 +184,5 @@ def test_invalid_arguments_are_reported(
             main(["serve", *flags, *([] if "--port" in flags else ["--port", "0"])])
     assert exit_info.value.code == 2
     output = capsys.readouterr().err
-    assert sentence in output
+    assert message in output
     assert len(output.splitlines()) == 1

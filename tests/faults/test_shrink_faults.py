@@ -115,7 +115,7 @@ def test_sigterm_saves_and_starts_no_further_stage(
         stopped = run_shrink(folders, out)
     assert (stopped["is_finished"], stopped["stage"]) == (False, stage)
     assert len(calls) == step
-    assert "go on with --resume" in capsys.readouterr().err
+    assert "continue with --resume" in capsys.readouterr().err
     assert not (out / "result.json").exists()
     bertsmith.shrink(out=out, resume=True, device="cpu")
     assert_same(out, uninterrupted)
@@ -143,7 +143,7 @@ def test_full_disk_keeps_the_last_checkpoint(folders: Folders, uninterrupted: Pa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "write_tensors", write)
-        with pytest.raises(InputError, match=r"run'? had to stop: No space left .* step-0000000. is kept"):
+        with pytest.raises(InputError, match=r"run'? stopped: No space left .* step-0000000. is kept"):
             run_shrink(folders, out)
     bertsmith.shrink(out=out, resume=True, device="cpu")
     assert_same(out, uninterrupted)
@@ -175,8 +175,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     folders = write_folders(tmp_path, dropout=0.0)
     one, two = tmp_path / "one", tmp_path / "two"
     run_shrink(folders, one, "optimizer.epsilon=1e-2")
-    words = shrink_command(folders, two, "optimizer.epsilon=1e-2")
-    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *words[1:]])
+    arguments = shrink_command(folders, two, "optimizer.epsilon=1e-2")
+    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *arguments[1:]])
     for stage in ("width", "depth"):
         ours, theirs = losses(two / stage), losses(one / stage)
         assert [row[:2] for row in ours] == [row[:2] for row in theirs]

@@ -48,10 +48,10 @@ def killed(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathF
     return out
 
 
-def error_output(words: list[str], capsys: pytest.CaptureFixture) -> str:
+def error_output(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
     """Run a command that fails and return its error output."""
     with pytest.raises(SystemExit) as exit_info:
-        main(words[3:])
+        main(arguments[3:])
     assert exit_info.value.code == 2
     return capsys.readouterr().err
 
@@ -82,8 +82,10 @@ def test_signal_saves_a_checkpoint_and_exits_with_0(
 ) -> None:
     out = tmp_path / "run"
     # Ctrl-C is sent to the whole process group, including data-loader workers; SIGTERM to the main process
-    words = command(recipe, corpus_folder, out, *(["--set", "run.workers=2"] if number == signal.SIGINT else []))
-    process = subprocess.Popen(words, env=slow_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    arguments = command(recipe, corpus_folder, out, *(["--set", "run.workers=2"] if number == signal.SIGINT else []))
+    process = subprocess.Popen(
+        arguments, env=slow_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     wait_for_checkpoint(out, "step-00000005", process)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
@@ -91,7 +93,7 @@ def test_signal_saves_a_checkpoint_and_exits_with_0(
         process.send_signal(number)
     _, output = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert "go on with --resume" in output
+    assert "continue with --resume" in output
     newest, _ = find_checkpoint(out / "checkpoints")
     assert newest is not None
     assert 5 < json.loads((newest / "progress.json").read_text())["step"] < 20
@@ -118,13 +120,13 @@ def test_damaged_checkpoint_is_skipped(
         (newest / "optimizer.safetensors").unlink()
     else:
         (newest / "seal.json").unlink()
-    found, complaints = find_checkpoint(out / "checkpoints")
+    found, warnings = find_checkpoint(out / "checkpoints")
     assert found is not None
     assert found.name == "step-00000005"
-    assert "step-00000010 is not whole" in complaints[0]
+    assert "step-00000010 is damaged" in warnings[0]
     if damage == "truncate":
         main(command(None, None, out, "--resume")[3:])
-        assert "is not whole" in capsys.readouterr().err
+        assert "is damaged" in capsys.readouterr().err
         assert_same(out, uninterrupted)
 
 
@@ -154,7 +156,7 @@ def test_resume_rejects_another_corpus_and_damaged_checkpoints(
     (out / "recipe.toml").write_text((uninterrupted / "recipe.toml").read_text())
     for seal in out.glob("checkpoints/*/seal.json"):
         seal.unlink()
-    assert "has no whole checkpoint" in error_output(command(None, None, out, "--resume"), capsys)
+    assert "has no complete checkpoint" in error_output(command(None, None, out, "--resume"), capsys)
     assert losses(out) == losses(uninterrupted)
 
 
@@ -165,9 +167,9 @@ def test_resume_rejects_other_settings_and_finished_runs(
     assert "is finished (20 steps); there is nothing to resume" in output
     out = tmp_path / "run"
     shutil.copytree(killed, out)
-    words = command(recipe, corpus_folder, out, "--resume", "--set", "optimizer.learning_rate=1e-4")
+    arguments = command(recipe, corpus_folder, out, "--resume", "--set", "optimizer.learning_rate=1e-4")
     # as a process, to check its exit code and output
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 2
     assert "optimizer.learning_rate is 0.0001, but the run was started with 0.0005" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""ALBERT against `transformers`, in float64, on tiny random models: states, losses, gradients, weights."""
+"""ALBERT against `transformers`, in float64, on tiny random models: hidden states, losses, gradients, weights."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ SHAPES = [([5, 5], 5), ([9, 1, 4], 9), ([3, 7, 7, 2], 8)]
 
 @pytest.mark.parametrize(("lengths", "length"), SHAPES)
 @pytest.mark.parametrize("changes", [{}, {"hidden_act": "gelu", "layer_norm_eps": 1e-5}, {"num_hidden_layers": 1}])
-def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_hidden_states_equal_theirs(changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
     theirs = make(AlbertModel, 0, TINY | changes)
     model = ours(theirs, tmp_path)
     inputs = batch(lengths, length)
@@ -39,14 +39,14 @@ def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("lengths", "length"), SHAPES)
-def test_loss_and_every_gradient(lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_loss_and_gradients_equal_theirs(lengths: list[int], length: int, tmp_path: Path) -> None:
     theirs = make(AlbertForMaskedLM, 1, TINY)
     compare_masked_losses(ours(theirs, tmp_path), theirs, batch(lengths, length))
 
 
 @pytest.mark.parametrize("kind", [AlbertModel, AlbertForMaskedLM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_there_and_back(kind: type, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_survive_import_and_export(kind: type, dtype: torch.dtype, tmp_path: Path) -> None:
     there_and_back(make(kind, 2, TINY), dtype, tmp_path)
 
 
@@ -55,10 +55,10 @@ def test_weights_there_and_back(kind: type, dtype: torch.dtype, tmp_path: Path) 
     [
         ({"num_hidden_groups": 3}, "num_hidden_groups is 3; allowed: 1, because all layers share one group"),
         ({"inner_group_num": 2}, "inner_group_num is 2; allowed: 1, because a group is one layer"),
-        ({"embedding_size": 24}, "embedding_size is 24, as hidden_size; allowed: another"),
+        ({"embedding_size": 24}, "embedding_size is 24, equal to hidden_size; allowed: another size"),
     ],
 )
-def test_what_has_no_place_here_is_refused(change: dict, reason: str, tmp_path: Path) -> None:
+def test_unsupported_config_raises(change: dict, reason: str, tmp_path: Path) -> None:
     make(AlbertModel, 3, TINY).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -66,7 +66,7 @@ def test_what_has_no_place_here_is_refused(change: dict, reason: str, tmp_path: 
         bertsmith.load(tmp_path)
 
 
-def test_what_has_no_place_there_is_refused(tmp_path: Path) -> None:
+def test_model_without_counterpart_is_not_exported(tmp_path: Path) -> None:
     model = ours(make(AlbertModel, 4, TINY), tmp_path / "theirs")
     uneven = bertsmith.extract(model, Subnet(heads=(4, 4, 2)))
     with pytest.raises(InputError, match=r"encoder\.layers\.2\.mixer\.heads is 2 and would be read back as 4"):

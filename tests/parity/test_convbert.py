@@ -1,4 +1,4 @@
-"""ConvBERT against `transformers`, in float64, on tiny random models: states, losses, gradients, weights."""
+"""ConvBERT against `transformers`, in float64, on tiny random models: hidden states, losses, gradients, weights."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ PADDED = [([5, 2], 5), ([9, 1, 4], 11)]
 every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=list(VARIANTS))
 
 
-def legacy(model: Model) -> Model:
-    """The same model with pads in its convolutions, as the references have them."""
+def with_padding_leak(model: Model) -> Model:
+    """Let the model's convolutions read padding, as the reference does."""
     encoder = model.config.encoder
     mixer = encoder.layers[0].mixer.model_copy(update={"legacy_padding": True})
     layers = tuple(layer.model_copy(update={"mixer": mixer}) for layer in encoder.layers)
@@ -49,11 +49,13 @@ def layer_states(model: Model, inputs: dict[str, torch.Tensor]) -> list[torch.Te
 
 @every_variant
 @pytest.mark.parametrize(("lengths", "length"), [*EQUAL, *PADDED])
-def test_states_and_every_gradient(changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_hidden_states_and_gradients_equal_theirs(
+    changes: dict, lengths: list[int], length: int, tmp_path: Path
+) -> None:
     theirs = make(ConvBertModel, 0, TINY | changes)
     model = ours(theirs, tmp_path)
     if min(lengths) < length:
-        model = legacy(model)
+        model = with_padding_leak(model)
     inputs = batch(lengths, length, filled=True)
     expected = theirs(**inputs, output_hidden_states=True)
     for mine, reference in zip(layer_states(model, inputs), expected.hidden_states, strict=True):
@@ -65,24 +67,24 @@ def test_states_and_every_gradient(changes: dict, lengths: list[int], length: in
 
 
 @every_variant
-def test_masked_token_loss_and_every_gradient(changes: dict, tmp_path: Path) -> None:
+def test_masked_token_loss_and_gradients_equal_theirs(changes: dict, tmp_path: Path) -> None:
     theirs = make(ConvBertForMaskedLM, 1, TINY | changes)
     compare_masked_losses(ours(theirs, tmp_path), theirs, batch([7, 7], 7))
 
 
-def test_imported_models_keep_pads_out(tmp_path: Path) -> None:
+def test_imported_model_ignores_padding(tmp_path: Path) -> None:
     theirs = make(ConvBertModel, 2, TINY)
     model, inputs = ours(theirs, tmp_path), batch([9, 4], 9, filled=True)
     alone = theirs(**{name: tensor[1:, :4] for name, tensor in inputs.items()}).last_hidden_state
     torch.testing.assert_close(model(**inputs)[1:, :4], alone, rtol=0, atol=1e-10)
     assert (theirs(**inputs).last_hidden_state[1:, :4] - alone).abs().max() > 0.1
-    assert (legacy(model)(**inputs)[1:, :4] - alone).abs().max() > 0.1
+    assert (with_padding_leak(model)(**inputs)[1:, :4] - alone).abs().max() > 0.1
 
 
 @every_variant
 @pytest.mark.parametrize("kind", [ConvBertModel, ConvBertForMaskedLM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_there_and_back(changes: dict, kind: type, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_survive_import_and_export(changes: dict, kind: type, dtype: torch.dtype, tmp_path: Path) -> None:
     theirs = make(kind, 3, TINY | changes)
     back = there_and_back(theirs, dtype, tmp_path)
     assert back.config.pad_token_id == 0
@@ -90,7 +92,7 @@ def test_weights_there_and_back(changes: dict, kind: type, dtype: torch.dtype, t
     torch.testing.assert_close(back(**inputs)[0], theirs(**inputs)[0], rtol=0, atol=1e-5)
 
 
-def test_a_discriminator_survives_export_and_import(tmp_path: Path) -> None:
+def test_discriminator_survives_export_and_import(tmp_path: Path) -> None:
     sizes = {"width": 24, "layers": 2, "heads": 4, "vocabulary": 67, "max_length": 20, "embedding_width": 12}
     model = bertsmith.build(bertsmith.preset("convbert-medium-small", **sizes), seed=0).eval()
     bertsmith.export(model, tmp_path / "hf")
@@ -111,13 +113,13 @@ def test_a_discriminator_survives_export_and_import(tmp_path: Path) -> None:
         ("convbert-small", {"kernel_from": "none"}, "kernel_from is 'none' and would be read back as 'span'"),
     ],
 )
-def test_what_they_cannot_be_is_refused(name: str, changes: dict, reason: str, tmp_path: Path) -> None:
+def test_model_without_counterpart_is_not_exported(name: str, changes: dict, reason: str, tmp_path: Path) -> None:
     model = bertsmith.build(bertsmith.preset(name, layers=1, vocabulary=67, **changes))
     with pytest.raises(InputError, match=reason):
         bertsmith.export(model, tmp_path / "hf", native="always")
 
 
-def test_even_kernels_are_refused(tmp_path: Path) -> None:
+def test_even_kernel_size_raises(tmp_path: Path) -> None:
     theirs = make(ConvBertModel, 4, TINY | {"conv_kernel_size": 8})
     with pytest.raises(InputError, match="kernel_size is 8; allowed: odd numbers"):
         ours(theirs, tmp_path)

@@ -1,4 +1,4 @@
-"""DeBERTa v1 and v2/v3 against `transformers`, in float64, on tiny random models: states, gradients, weights.
+"""DeBERTa v1 and v2/v3 against `transformers`, in float64, on tiny random models: hidden states, gradients, weights.
 
 `transformers` computes the scale of the scores in float32 and, in v1, the norms as well. The norms are replaced by
 float64 ones here; the scale is exact where head_width · terms is a square and is why the tolerance is 1e-7 elsewhere.
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # raised by third-party code at import
     from transformers import (
         DebertaForMaskedLM,
         DebertaModel,
@@ -76,7 +76,7 @@ def compare(theirs: PreTrainedModel, model: Model, inputs: dict[str, Tensor], ba
     real = inputs["attention_mask"].bool()
     expected, states = theirs(**inputs).last_hidden_state[real], model(**inputs, backend=backend)[real]
     torch.testing.assert_close(states, expected, rtol=0, atol=TOLERANCE)
-    torch.manual_seed(0)  # the same for every form
+    torch.manual_seed(0)  # the same for every backend
     weights = torch.randn_like(states) / states.shape[0]
     for result in (states, expected):
         (result * weights).sum().backward()
@@ -85,7 +85,7 @@ def compare(theirs: PreTrainedModel, model: Model, inputs: dict[str, Tensor], ba
 
 @pytest.mark.parametrize(("lengths", "length"), SHAPES)
 @pytest.mark.parametrize("name", CASES)
-def test_states_and_every_gradient(name: str, lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_hidden_states_and_gradients_equal_theirs(name: str, lengths: list[int], length: int, tmp_path: Path) -> None:
     kind, changes = CASES[name]
     theirs = make(kind, 3, TINY | changes)
     model = ours(theirs, tmp_path)
@@ -107,8 +107,8 @@ def test_states_and_every_gradient(name: str, lengths: list[int], length: int, t
 
 @pytest.mark.parametrize("length", [1, 2, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700])
 @pytest.mark.parametrize("name", ["v1", "v3"])
-def test_lengths(name: str, length: int, tmp_path: Path) -> None:
-    """The published spans and buckets, up to and beyond what they tell apart."""
+def test_hidden_states_equal_theirs_at_every_length(name: str, length: int, tmp_path: Path) -> None:
+    """The published spans and buckets, for distances within and beyond their range."""
     kind, changes = CASES[name]
     far = {"max_relative_positions": 512, "max_position_embeddings": 1024}
     far |= {"position_buckets": 256} if name == "v3" else {}
@@ -117,7 +117,7 @@ def test_lengths(name: str, length: int, tmp_path: Path) -> None:
     compare(theirs, ours(theirs, tmp_path), batch([length, max(1, length - 5)], length))
 
 
-def test_the_official_clamp_differs_only_where_it_should(tmp_path: Path) -> None:
+def test_official_clamp_differs_only_for_far_distances(tmp_path: Path) -> None:
     theirs = make(DebertaV2Model, 3, TINY | V3 | {"relative_clamp": "official"})
     model = ours(theirs, tmp_path)
     assert model.config.encoder.relative.clamp == "official"
@@ -130,14 +130,14 @@ def test_the_official_clamp_differs_only_where_it_should(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "changes"), [(DebertaForMaskedLM, {}), (DebertaV2ForMaskedLM, V3), (DebertaV2ForMaskedLM, {})]
 )
-def test_masked_tokens_with_every_gradient(kind: type, changes: dict, tmp_path: Path) -> None:
+def test_masked_token_loss_and_gradients_equal_theirs(kind: type, changes: dict, tmp_path: Path) -> None:
     theirs = make(kind, 3, TINY | changes)
     compare_masked_losses(ours(theirs, tmp_path), theirs, batch([9, 4], 9), TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*CASES, "v1 scores", "v3 scores"])
-def test_weights_there_and_back(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_survive_import_and_export(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kind, changes = {**CASES, "v1 scores": (DebertaForMaskedLM, {}), "v3 scores": (DebertaV2ForMaskedLM, V3)}[name]
     there_and_back(make(kind, 3, TINY | changes), dtype, tmp_path)
 
@@ -145,7 +145,7 @@ def test_weights_there_and_back(name: str, dtype: torch.dtype, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "kind"), [("deberta-base", DebertaForMaskedLM), ("deberta-v2-xlarge", DebertaV2ForMaskedLM)]
 )
-def test_every_head_survives_the_exchange(name: str, kind: type, tmp_path: Path) -> None:
+def test_every_head_survives_import_and_export(name: str, kind: type, tmp_path: Path) -> None:
     from bertsmith.models.heads import MaskDecoderConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
 
     config = bertsmith.preset(name, width=24, layers=2, heads=2, vocabulary=67, max_length=20, init_std=0.2)
@@ -164,7 +164,7 @@ def test_every_head_survives_the_exchange(name: str, kind: type, tmp_path: Path)
         state = bertsmith.load(tmp_path / folder).state_dict()
         assert state.keys() == model.state_dict().keys()
         assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
-    # the official names are the ones transformers wants with legacy = false, so its head is ours
+    # transformers expects the official names with legacy = false, so its head is ours
     theirs = kind.from_pretrained(tmp_path / "once", dtype=torch.float64).eval()
     assert not theirs.config.legacy
     inputs = batch([9], 9)
@@ -172,7 +172,7 @@ def test_every_head_survives_the_exchange(name: str, kind: type, tmp_path: Path)
     torch.testing.assert_close(theirs(**inputs).logits, expected, rtol=0, atol=1e-6)
 
 
-def test_old_prefixes_and_foreign_tensors(tmp_path: Path) -> None:
+def test_old_prefixes_are_read_and_unknown_tensors_raise(tmp_path: Path) -> None:
     theirs = make(DebertaV2ForMaskedLM, 3, TINY | V3)
     model = ours(theirs, tmp_path)
     path = tmp_path / "model.safetensors"
@@ -184,7 +184,7 @@ def test_old_prefixes_and_foreign_tensors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the same tensor under another name"):
         bertsmith.load(tmp_path)
     save_file({**tensors, "classifier.weight": torch.zeros(2, 24)}, path)
-    with pytest.raises(InputError, match="no place in a deberta-v2 model here"):
+    with pytest.raises(InputError, match="that a deberta-v2 model does not have here"):
         bertsmith.load(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_old_prefixes_and_foreign_tensors(tmp_path: Path) -> None:
         ({"position_buckets": 30, "max_relative_positions": 10}, "span is 30 and max_distance 10"),
     ],
 )
-def test_what_has_no_place_is_refused(changes: dict, reason: str, tmp_path: Path) -> None:
+def test_unsupported_config_raises(changes: dict, reason: str, tmp_path: Path) -> None:
     import json
 
     make(DebertaV2Model, 3, TINY).save_pretrained(tmp_path)

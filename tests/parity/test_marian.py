@@ -37,9 +37,9 @@ TINY = {
     "changes",
     [{}, {"scale_embedding": True, "activation_function": "swish"}, {"activation_function": "relu", "d_model": 12}],
 )
-def test_scores_and_every_gradient(seed: int, changes: dict, tmp_path: Path) -> None:
+def test_logits_and_gradients_equal_theirs(seed: int, changes: dict, tmp_path: Path) -> None:
     theirs = make(MarianMTModel, seed, TINY | changes)
-    theirs.final_logits_bias.requires_grad_()  # a buffer there
+    theirs.final_logits_bias.requires_grad_()  # a buffer in their model
     model = ours(theirs, tmp_path)
     source, target = batch([7, 3, 5], 7, pad=PAD), batch([4, 8, 2], 8, pad=PAD)
     ids, mask = source["input_ids"], source["attention_mask"]
@@ -55,12 +55,12 @@ def test_scores_and_every_gradient(seed: int, changes: dict, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_there_and_back(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_survive_import_and_export(dtype: torch.dtype, tmp_path: Path) -> None:
     there_and_back(make(MarianMTModel, 3, TINY), dtype, tmp_path)
 
 
 @pytest.mark.parametrize("seed", [4, 5])
-def test_greedy_writes_what_theirs_writes(seed: int, tmp_path: Path) -> None:
+def test_greedy_decoding_equals_theirs(seed: int, tmp_path: Path) -> None:
     theirs = make(MarianMTModel, seed, TINY | {"max_position_embeddings": 64})
     model, inputs = ours(theirs, tmp_path), batch([7, 3, 5], 7, pad=PAD)
     source, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -74,7 +74,7 @@ def test_greedy_writes_what_theirs_writes(seed: int, tmp_path: Path) -> None:
         assert mine[:23] == reference[:23]
 
 
-def test_what_marian_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_model_without_counterpart_is_not_exported(tmp_path: Path) -> None:
     model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=30))
     with pytest.raises(bertsmith.InputError, match=r"encoder\.embedding\.positions is 'sinusoid'"):
         bertsmith.export(model, tmp_path / "hf", native="always")

@@ -1,4 +1,4 @@
-"""ModernBERT against `transformers`, in float64: states, losses, gradients, the way there and back."""
+"""ModernBERT against `transformers`, in float64: hidden states, losses, gradients, import and export."""
 
 import json
 from pathlib import Path
@@ -36,14 +36,14 @@ OTHER = {
 
 @pytest.fixture(autouse=True)
 def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Theirs turns queries and keys, and computes the loss, in float32 whatever the model is in; not so here."""
+    """Make their rotary embedding and loss, which are always float32, follow the dtype of the model."""
     rounded = torch.Tensor.float
     monkeypatch.setattr(torch.Tensor, "float", lambda self: self if self.dtype == torch.float64 else rounded(self))
 
 
 @pytest.mark.parametrize(("lengths", "length"), [([5, 5], 5), ([19, 1, 12], 19), ([3, 7, 7, 2], 8)])
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["as released", "other"])
-def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
+def test_hidden_states_equal_theirs(changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
     theirs = make(ModernBertModel, 0, SETTINGS | changes)
     model, inputs = ours(theirs, tmp_path), batch(lengths, length)
     del inputs["token_type_ids"]
@@ -58,7 +58,7 @@ def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["as released", "other"])
-def test_losses_and_every_gradient(changes: dict, tmp_path: Path) -> None:
+def test_losses_and_gradients_equal_theirs(changes: dict, tmp_path: Path) -> None:
     theirs = make(ModernBertForMaskedLM, 2, SETTINGS | changes)
     compare_masked_losses(ours(theirs, tmp_path), theirs, batch([19, 1, 12], 19))
 
@@ -66,11 +66,11 @@ def test_losses_and_every_gradient(changes: dict, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [ModernBertModel, ModernBertForMaskedLM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["as released", "other"])
-def test_weights_there_and_back(kind: type, changes: dict, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_survive_import_and_export(kind: type, changes: dict, dtype: torch.dtype, tmp_path: Path) -> None:
     there_and_back(make(kind, 5, SETTINGS | changes), dtype, tmp_path)
 
 
-def test_a_preset_of_ours_is_theirs(tmp_path: Path) -> None:
+def test_exported_preset_is_their_model(tmp_path: Path) -> None:
     size = {"width": 24, "layers": 4, "heads": 2, "neurons": 30, "vocabulary": VOCABULARY, "window": 3}
     model = bertsmith.build(bertsmith.preset("modern-small", **size), seed=0).double().eval()
     bertsmith.export(model, tmp_path / "hf")
@@ -80,7 +80,7 @@ def test_a_preset_of_ours_is_theirs(tmp_path: Path) -> None:
     torch.testing.assert_close(scores, theirs(ids).logits, rtol=0, atol=1e-10)
 
 
-def test_files_of_old_say_it_otherwise(tmp_path: Path) -> None:
+def test_old_config_keys_are_read(tmp_path: Path) -> None:
     theirs = make(ModernBertModel, 0, SETTINGS)
     expected = ours(theirs, tmp_path).config
     data = json.loads((tmp_path / "config.json").read_text())
@@ -94,7 +94,7 @@ def test_files_of_old_say_it_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"norm_bias": True}, "norm_bias is True; allowed: False"),
         ({"mlp_dropout": 0.1}, r"mlp_dropout is 0\.1; allowed: 0\.0"),
@@ -102,9 +102,9 @@ def test_files_of_old_say_it_otherwise(tmp_path: Path) -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn'; allowed: 'default'"),
     ],
 )
-def test_what_our_network_does_not_compute_is_refused(change: dict, sentence: str, tmp_path: Path) -> None:
+def test_unsupported_config_raises(change: dict, message: str, tmp_path: Path) -> None:
     make(ModernBertModel, 0, SETTINGS).save_pretrained(tmp_path)
     data = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(data | change))
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         bertsmith.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Encoders and generators after replaced-token detection, in `transformers`: states, scores, weights there and back."""
+"""Encoders and generators after replaced-token detection, in `transformers`: hidden states, logits, weights."""
 
 import warnings
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from transformers import (
 )
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # raised by third-party code at import
     from transformers import DebertaV2ForMaskedLM, DebertaV2Model
 
 import bertsmith
@@ -56,7 +56,7 @@ evaluate_batches = 1
 
 @dataclass(frozen=True)
 class Case:
-    """A run, and the classes there that its parts are read by."""
+    """A run, and their classes that read its encoder and generator."""
 
     sharing: str
     more: str
@@ -76,7 +76,7 @@ CASES = {
 def trained(
     request: pytest.FixtureRequest, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Case, Model]:
-    """A model after two steps, in float64."""
+    """Return a model after two steps, in float64."""
     case, folder = CASES[request.param], tmp_path_factory.mktemp("run")
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(preset=request.param, sharing=case.sharing, more=case.more).replace(",  }", " }"))
@@ -90,7 +90,7 @@ def inputs(model: Model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("part", ["encoder", "generator"])
-def test_each_part_is_the_same_network_there(part: Part, trained: tuple[Case, Model], tmp_path: Path) -> None:
+def test_encoder_and_generator_equal_theirs(part: Part, trained: tuple[Case, Model], tmp_path: Path) -> None:
     case, whole = trained
     kind, model = getattr(case, part), part_of(whole, part)
     bertsmith.export(whole, tmp_path / "hf", part=part, native="always")
@@ -113,7 +113,7 @@ def test_each_part_is_the_same_network_there(part: Part, trained: tuple[Case, Mo
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
-def test_a_model_in_training_is_left_as_it_is(sharing: str, tmp_path: Path) -> None:
+def test_export_does_not_change_the_model(sharing: str, tmp_path: Path) -> None:
     size = {"width": 16, "layers": 1, "heads": 2, "embedding_width": 8}
     choice, generator = ModelSource(preset="electra-small", overrides=size), GeneratorSource(sharing=sharing)
     model = build(pretraining_config(choice, generator, ("replaced_tokens",), 50), seed=0)
@@ -127,7 +127,7 @@ def test_a_model_in_training_is_left_as_it_is(sharing: str, tmp_path: Path) -> N
         bertsmith.export(model, tmp_path / "none", part="decoder")
 
 
-PLACES = {
+EXPORTED_HEADS = {
     "bert": {"masked_tokens", "pooler", "next_sentence", "replaced_tokens"},
     "electra": {"masked_tokens", "replaced_tokens"},
     "albert": {"masked_tokens", "pooler"},
@@ -139,21 +139,21 @@ PLACES = {
 }
 
 
-# heads of a task and those that stand beside one are refused with it
+# heads that cannot be exported together with a task head
 BESIDE_A_TASK = {"exits", "teacher_width"}
 
 
 @pytest.mark.parametrize("kind", sorted(HEADS.keys() - TASK_HEADS.keys() - BESIDE_A_TASK))
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_which_heads_have_a_place(adapter: str, kind: str) -> None:
-    """A head comes along or the export says in one sentence that it cannot."""
+def test_head_is_exported_or_the_export_raises(adapter: str, kind: str) -> None:
+    """A head is exported, or the export raises one sentence."""
     family = ADAPTERS[adapter].family
     name = next(name for name in PRESETS if preset(name).family == family)
     changes = {"positions": "sinusoid_halves"} if family == "transformer" else {}
     whole = preset(name, layers=1, width=48, heads=4, vocabulary=50, **changes)
     own = {head.kind: head for head in whole.heads}
     head = own.get(kind) or HEADS[kind]()
-    # as their classes have them
+    # as in their classes
     if kind == "replaced_tokens" and "deberta" in family:
         head = ReplacedTokensConfig(adds_first=True)
     elif kind == "masked_tokens" and family != "modern":
@@ -164,9 +164,9 @@ def test_which_heads_have_a_place(adapter: str, kind: str) -> None:
     try:
         model = build(whole.changed(heads=(head,)), seed=0)
     except InputError:
-        assert kind not in PLACES[adapter]
+        assert kind not in EXPORTED_HEADS[adapter]
         return
-    if kind in PLACES[adapter]:
+    if kind in EXPORTED_HEADS[adapter]:
         found, parts, *_ = native_export(model)
         assert f"heads.{kind}" in parts or adapter == "marian"
         remark = found.remark(model.config)
@@ -177,14 +177,14 @@ def test_which_heads_have_a_place(adapter: str, kind: str) -> None:
             native_export(model)
 
 
-def test_a_family_without_a_twin_says_so() -> None:
+def test_family_without_adapter_raises() -> None:
     model = build(preset("performer-small", layers=1, vocabulary=50).changed(heads=(ReplacedTokensConfig(),)))
     with pytest.raises(InputError, match="family is 'performer'; Hugging Face adapters exist for: bert, electra"):
         native_export(model)
 
 
-def test_a_decoded_generator_is_read_with_its_scores(trained: tuple[Case, Model], tmp_path: Path) -> None:
-    """DeBERTa's generator has a mask decoder, which they lack: its head is there all the same."""
+def test_generator_with_mask_decoder_is_exported_with_its_head(trained: tuple[Case, Model], tmp_path: Path) -> None:
+    """DeBERTa's generator has a mask decoder, which transformers lacks; its head is exported nevertheless."""
     case, whole = trained
     if case.encoder is not DebertaV2Model:
         return

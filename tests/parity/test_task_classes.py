@@ -1,4 +1,4 @@
-"""Every class of `transformers` for a task that has a form here: their scores are ours, and their weights come back."""
+"""Every task class of `transformers` with an adapter: equal logits, and weights that survive import and export."""
 
 import warnings
 from pathlib import Path
@@ -14,11 +14,11 @@ from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.errors import InputError
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # raised by third-party code at import
     from transformers import DebertaModel, DebertaV2Model  # noqa: F401
 
 LABELS = {0: "no", 1: "yes", 2: "perhaps"}
-CLASSES = sorted({form.architecture for adapter in ADAPTERS.values() for form in adapter.task_heads if form.rows})
+CLASSES = sorted({head.architecture for adapter in ADAPTERS.values() for head in adapter.task_heads if head.rows})
 SETTINGS = {
     "Electra": {"embedding_size": 12, "summary_last_dropout": 0.0, "summary_activation": "relu"},
     "Albert": {"embedding_size": 12, "classifier_dropout_prob": 0.0},
@@ -44,28 +44,30 @@ def settings_of(name: str) -> dict:
 def their_scores(theirs: transformers.PreTrainedModel, inputs: dict) -> torch.Tensor:
     if type(theirs).__name__.endswith("MultipleChoice"):
         return theirs(**{key: tensor[None] for key, tensor in inputs.items()}).logits[0, :, None]
-    said = theirs(**inputs)
-    return said.logits if "logits" in said else torch.stack([said.start_logits, said.end_logits], dim=-1)
+    outputs = theirs(**inputs)
+    return outputs.logits if "logits" in outputs else torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_scores_there_and_here(name: str, tmp_path: Path) -> None:
+def test_logits_equal_theirs(name: str, tmp_path: Path) -> None:
     theirs = make(getattr(transformers, name), 5, settings_of(name))
     back = there_and_back(theirs, torch.float64, tmp_path)
     if "id2label" in settings_of(name):
         assert back.config.id2label == LABELS
-    # theirs lets pads into ConvBERT's convolutions
+    # their ConvBERT's convolutions read padding
     inputs = batch([8, 8, 8] if "ConvBert" in name else [8, 1, 5], 8)
     model = bertsmith.load(tmp_path / "back")
-    said = model.outputs(inputs["input_ids"], SequenceLayout.rows(*list(inputs.values())[:2]), inputs["token_type_ids"])
-    real = inputs["attention_mask"].bool() if said.dim() == 3 else ...
+    outputs = model.outputs(
+        inputs["input_ids"], SequenceLayout.rows(*list(inputs.values())[:2]), inputs["token_type_ids"]
+    )
+    real = inputs["attention_mask"].bool() if outputs.dim() == 3 else ...
     for there in (theirs, back):
-        torch.testing.assert_close(said[real], their_scores(there, inputs)[real], rtol=0, atol=1e-5)
+        torch.testing.assert_close(outputs[real], their_scores(there, inputs)[real], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["DebertaForSequenceClassification", *CLASSES[:3], "ElectraForMultipleChoice"])
-def test_dropouts_there_and_back(name: str, tmp_path: Path) -> None:
-    """Also DeBERTa's pooler, which is the model's own where its dropout differs from the one after it."""
+def test_dropouts_survive_import_and_export(name: str, tmp_path: Path) -> None:
+    """Includes DeBERTa's pooler, which belongs to the model if its dropout differs from the head's."""
     theirs = make(getattr(transformers, name), 6, settings_of(name) | DROPOUTS)
     model = ours(theirs, tmp_path / "theirs")
     assert model.task_head is not None
@@ -79,13 +81,13 @@ def test_dropouts_there_and_back(name: str, tmp_path: Path) -> None:
     assert 0.25 in rates[0]
 
 
-def test_labels_that_are_no_labels(tmp_path: Path) -> None:
+def test_invalid_labels_raise(tmp_path: Path) -> None:
     theirs = make(transformers.BertForTokenClassification, 7, TINY | {"id2label": LABELS})
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"2": "perhaps"', '"7": "perhaps"'))
-    with pytest.raises(InputError, match=r"^config\.json: id2label is .*; allowed: a name for every number from 0 up$"):
+    with pytest.raises(InputError, match=r"^config\.json: id2label is .*; allowed: one name per index, from 0 on$"):
         bertsmith.load(tmp_path)
     path.write_text(path.read_text().replace('"BertForTokenClassification"', ""))
-    with pytest.raises(InputError, match=r"the first is 'classifier\.bias'; leave them out with ignore="):
+    with pytest.raises(InputError, match=r"the first is 'classifier\.bias'; skip them with ignore="):
         bertsmith.load(tmp_path)

@@ -1,4 +1,4 @@
-"""One step of fine-tuning against `transformers`' models for tasks, in float64: scores, loss and every gradient."""
+"""One fine-tuning step against the task classes of `transformers`, in float64: logits, loss and every gradient."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ LENGTHS = [9, 1, 4]
 
 
 def ours_for_task(theirs: PreTrainedModel, head: HeadConfig, folder: Path) -> Model:
-    """Our model on the same weights, the last layer's among them."""
+    """Return our model with the same weights, including the head's."""
     model = with_task_head(ours(theirs.bert, folder), head, seed=0).double()
     score = model.heads[head.kind].score
     with torch.no_grad():
@@ -35,7 +35,7 @@ def ours_for_task(theirs: PreTrainedModel, head: HeadConfig, folder: Path) -> Mo
 
 
 def task_batch(inputs: dict[str, Tensor], targets: dict[str, Tensor], layout: str) -> TaskBatch:
-    """The same sequences for us, padded or packed."""
+    """Return the same sequences as our batch, padded or packed."""
     is_token, starts = inputs["attention_mask"].bool(), torch.tensor([0, *LENGTHS]).cumsum(0).int()
     lies = SequenceLayout.padded(is_token) if layout == "padded" else SequenceLayout.packed(starts, max(LENGTHS))
     by_token = {"tokens": inputs["input_ids"], "types": inputs["token_type_ids"]}
@@ -70,8 +70,8 @@ def assert_all_equal(
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("labels", [LABELS, ("score",)])
-def test_sequences(labels: tuple[str, ...], layout: str, tmp_path: Path) -> None:
-    """Classes and numbers, read from the pooler."""
+def test_classification_and_regression_equal_theirs(labels: tuple[str, ...], layout: str, tmp_path: Path) -> None:
+    """Classification and regression on the pooler."""
     theirs = make(BertForSequenceClassification, 11, TINY | {"num_labels": len(labels)})
     model = ours_for_task(theirs, ClassifierConfig(labels=labels, pooling="pooler", dropout=0.0), tmp_path)
     inputs = batch(LENGTHS, max(LENGTHS))
@@ -84,7 +84,7 @@ def test_sequences(labels: tuple[str, ...], layout: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_tokens(layout: str, tmp_path: Path) -> None:
+def test_tagging_equals_theirs(layout: str, tmp_path: Path) -> None:
     theirs = make(BertForTokenClassification, 12, TINY | {"num_labels": 3})
     model = ours_for_task(theirs, TaggerConfig(labels=LABELS, dropout=0.0), tmp_path)
     inputs = batch(LENGTHS, max(LENGTHS))

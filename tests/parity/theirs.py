@@ -1,4 +1,4 @@
-"""What every comparison with `transformers` does alike: their model, ours made of it, gradients, the way back."""
+"""Shared functions of comparisons with `transformers`: build their model, import it, compare gradients, export it."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ TINY = {
 def make(kind: type[PreTrainedModel], seed: int, settings: dict) -> PreTrainedModel:
     torch.manual_seed(seed)
     model = kind(kind.config_class(**settings)).double().eval()
-    with torch.no_grad():  # fresh biases and norms are 0 and 1, which would hide a mistake
+    with torch.no_grad():  # fresh biases and norms are 0 and 1, which would hide errors
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.is_floating_point() and "inv_freq" not in name and (tensor.dim() == 1 or name.endswith("bias")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
@@ -47,8 +47,8 @@ def ours(theirs: PreTrainedModel, folder: Path) -> Model:
 
 
 def batch(lengths: list[int], length: int, *, pad: int = 0, filled: bool = False) -> dict[str, Tensor]:
-    """Random sequences; pads hold `pad`, or if `filled` any other token, so that what leaks from them shows."""
-    # transformers gives the row of its pad no gradient, so it must not stand for a real token
+    """Return random sequences; padding is `pad`, or random tokens if `filled`, so that leaks become visible."""
+    # transformers gives the padding row no gradient, so it must not be used as a real token
     mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(0, VOCABULARY - 1, mask.shape)
     ids = ids + (ids >= pad)
@@ -61,7 +61,7 @@ def batch(lengths: list[int], length: int, *, pad: int = 0, filled: bool = False
 
 
 def masked_batch(inputs: dict[str, Tensor], has_pairs: bool = False) -> tuple[MaskedBatch, dict[str, Tensor]]:
-    """Some real positions as targets: for us, and as arguments for them."""
+    """Choose some real positions as targets; return our batch and their arguments."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
     chosen = (torch.rand(ids.shape) < 0.4) & mask
     chosen[:, 0] = True
@@ -74,9 +74,9 @@ def masked_batch(inputs: dict[str, Tensor], has_pairs: bool = False) -> tuple[Ma
 
 
 def masked_loss(model: Model, prepared: MaskedBatch) -> Tensor:
-    nothing = torch.zeros(VOCABULARY, dtype=torch.bool)
+    no_tokens = torch.zeros(VOCABULARY, dtype=torch.bool)
     settings = MaskedLMConfig(next_sentence=prepared.sentence_targets is not None)
-    objective = MaskedLM(settings, Vocabulary(VOCABULARY, 3, nothing, ~nothing))
+    objective = MaskedLM(settings, Vocabulary(VOCABULARY, 3, no_tokens, ~no_tokens))
     counts, sums = objective.counts(prepared), objective(model, prepared)
     return sum(term.weight * sums[name].loss / counts[name] for name, term in objective.terms.items())
 
@@ -84,7 +84,7 @@ def masked_loss(model: Model, prepared: MaskedBatch) -> Tensor:
 def compare_masked_losses(
     model: Model, theirs: PreTrainedModel, inputs: dict[str, Tensor], atol: float = 1e-10, has_pairs: bool = False
 ) -> None:
-    """The losses over masked tokens, and of sentence pairs, are the same with every gradient."""
+    """Assert equal masked-token and sentence-pair losses, with every gradient."""
     prepared, targets = masked_batch(inputs, has_pairs)
     expected, loss = theirs(**inputs, **targets).loss, masked_loss(model, prepared)
     torch.testing.assert_close(loss, expected, rtol=0, atol=atol)
@@ -94,7 +94,7 @@ def compare_masked_losses(
 
 
 def assert_gradients_equal(model: Model, theirs: PreTrainedModel, atol: float = 1e-10) -> None:
-    """Every gradient of ours is one of theirs, and theirs have no others."""
+    """Assert that all gradients are equal and that neither side has others."""
     adapter = adapter_for(model)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert gradients
@@ -110,7 +110,7 @@ def assert_gradients_equal(model: Model, theirs: PreTrainedModel, atol: float = 
 
 
 def there_and_back(theirs: PreTrainedModel, dtype: torch.dtype, folder: Path) -> PreTrainedModel:
-    """Their model after import, save, load and export; every tensor must have stayed what it was, bit by bit."""
+    """Import, save, load and export their model; assert that every tensor is bitwise equal."""
     theirs.to(dtype)
     model = ours(theirs, folder / "theirs")
     bertsmith.save(model, folder / "ours")
@@ -121,7 +121,7 @@ def there_and_back(theirs: PreTrainedModel, dtype: torch.dtype, folder: Path) ->
     state, sent = back.state_dict(), theirs.state_dict()
     assert state.keys() == sent.keys()
     for name, tensor in sent.items():
-        # whatever the dtype, DeBERTa's v1 makes its query and value biases in float32 there
+        # their DeBERTa v1 always creates query and value biases in float32
         assert torch.equal(state[name], tensor.to(state[name].dtype)), name
     written, adapter = load_file(folder / "back/model.safetensors"), adapter_for(model)
     for name, tensor in load_file(folder / "theirs/model.safetensors").items():
@@ -131,5 +131,5 @@ def there_and_back(theirs: PreTrainedModel, dtype: torch.dtype, folder: Path) ->
 
 
 def _full_name(name: str, adapter: FamilyAdapter) -> str:
-    """Their name with the prefix that models without a head leave out."""
+    """Return their name with the prefix that models without a head omit."""
     return adapter.prefix + name if name.startswith(adapter.unprefixed) else name

@@ -1,4 +1,4 @@
-"""Recipes that go on from a folder take two steps from a tiny one, transformers' or, with a generator, our own."""
+"""Recipes that continue from a folder take two steps from a tiny one: transformers' or, with a generator, our own."""
 
 import warnings
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # raised by third-party code at import
     from transformers import AutoModel, BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
 
 import bertsmith
@@ -51,7 +51,7 @@ def test_recipe_takes_two_steps(
     assert "parameters" in capsys.readouterr().out
     metrics = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
     assert metrics["steps"] == 2
-    # the resolved recipe beside the result reruns the run
+    # the recipe beside the result reproduces the run
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
     assert again["training_loss"] == metrics["training_loss"]
     bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf")

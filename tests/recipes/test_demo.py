@@ -1,4 +1,4 @@
-"""Both ways of the demo, with a few messages, one engine and made-up latencies: all that is left out is time."""
+"""Both variants of the demo, with a few messages, one engine and fake latencies, to save time."""
 
 import json
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def boxed(tmp_path: Path) -> Path:
-    """A tiny model like the one in the box: it tells replaced tokens, and its generator fills masks."""
+def bundled(tmp_path: Path) -> Path:
+    """A tiny model with the heads of the bundled one: it detects replaced tokens, and its generator fills masks."""
     texts = [row["text"] for row in support_desk.support_desk("train")[:200]]
     tokenizer = learn_tokenizer(texts, "wordpiece", 600, lowercase=True, progress=False)
     sizes = {
@@ -48,15 +48,17 @@ def boxed(tmp_path: Path) -> Path:
     generator = bertsmith.build(generator_of(config, width=0.5, depth=0.5), seed=1)
     model = attach(bertsmith.build(config, seed=0), generator, "full").eval()
     model.tokenizer = tokenizer
-    bertsmith.save(model, tmp_path / "boxed")
-    return tmp_path / "boxed"
+    bertsmith.save(model, tmp_path / "bundled")
+    return tmp_path / "bundled"
 
 
-def test_from_the_box(boxed: Path, tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_with_the_bundled_model(
+    bundled: Path, tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "demo"
-    main(["demo", "--out", str(out), "--model", str(boxed), "--epochs", "1"])
+    main(["demo", "--out", str(out), "--model", str(bundled), "--epochs", "1"])
     result = json.loads((out / "result.json").read_text())
-    assert result["model"] == str(boxed)
+    assert result["model"] == str(bundled)
     assert "pretrain" not in result
     assert result["fit"]["fits"]
     assert len(result["shrink"]["grid"]) == 6
@@ -74,13 +76,13 @@ def test_from_the_box(boxed: Path, tmp_path: Path, quick: None, capsys: pytest.C
     assert result["export"]["latency_ms"] == 0.01
     assert (out / "onnx" / "model.onnx").stat().st_size == result["export"]["bytes"]
     assert bertsmith.Predictor.load(out / "onnx").predict(["where is my parcel"])
-    told = capsys.readouterr().out
-    assert f"bertsmith serve {out}/elastic" in told
-    assert "bertsmith demo --from-scratch" in told
+    message = capsys.readouterr().out
+    assert f"bertsmith serve {out}/elastic" in message
+    assert "bertsmith demo --from-scratch" in message
 
 
-@pytest.mark.slow  # all steps of the other way, and pre-training
-def test_from_scratch(tmp_path: Path, quick: None) -> None:
+@pytest.mark.slow  # all steps of the other variant, and pre-training
+def test_demo_from_scratch(tmp_path: Path, quick: None) -> None:
     out = tmp_path / "demo"
     main(["demo", "--from-scratch", "--out", str(out), "--steps", "3", "--epochs", "1"])
     result = json.loads((out / "result.json").read_text())
@@ -93,9 +95,9 @@ def test_from_scratch(tmp_path: Path, quick: None) -> None:
     assert bertsmith.Predictor.load(out / "fitted").predict(["where is my parcel"])
 
 
-def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
-    """A message that is known is its own neighbour, and then the label is right."""
-    model = bertsmith.load(boxed)
+def test_neighbours_are_nearest_by_embedding(bundled: Path) -> None:
+    """A training message is its own nearest neighbour and gets its own label."""
+    model = bertsmith.load(bundled)
     known = support_desk.support_desk("train")[:20]
     near, alike = demo_run.find_neighbours(model, [known[3]["text"]], known, known)
     assert alike == 100
@@ -108,25 +110,27 @@ def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"model": "nonsense"}, "'nonsense'"),
-        ({"model": "small", "from_scratch": True}, "--model is 'small' with --from-scratch"),
+        ({"model": "small", "from_scratch": True}, "--model is 'small', but --from-scratch trains its own model"),
         ({"steps": 3}, "--steps is 3, but nothing is pre-trained"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(given: dict[str, object], told: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=told):
+def test_invalid_input_raises_and_writes_nothing(given: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         demo_run.demo(out=tmp_path / "demo", **given)  # type: ignore[arg-type]
     assert not (tmp_path / "demo").exists()
 
 
-@pytest.mark.parametrize("way", [["--from-scratch"], ["--model", "boxed"]])
-def test_what_is_there_stays(way: list[str], boxed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [["--from-scratch"], ["--model", "bundled"]])
+def test_existing_output_is_not_overwritten(
+    options: list[str], bundled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    words = [str(boxed) if word == "boxed" else word for word in way]
+    arguments = [str(bundled) if word == "bundled" else word for word in options]
     with pytest.raises(SystemExit):
-        main(["demo", "--out", str(tmp_path / "mine"), *words])
+        main(["demo", "--out", str(tmp_path / "mine"), *arguments])
     assert "is not empty" in capsys.readouterr().err
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"

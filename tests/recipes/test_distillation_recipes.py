@@ -1,4 +1,4 @@
-"""Every shipped recipe of distillation takes two steps with a tiny teacher; its numbers are the papers'."""
+"""Every shipped distillation recipe takes two steps with a tiny teacher and has the paper's values."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def terms(name: str) -> dict[str, dict]:
     return {term["kind"]: term for term in read_toml(RECIPES[name])["distillation"]["terms"]}
 
 
-def test_the_numbers_are_the_papers() -> None:
+def test_recipes_have_the_papers_values() -> None:
     assert set(GENERAL) == {"distilbert", "tinybert-general", "minilm"}
     weights = {kind: term["weight"] for kind, term in terms("distilbert").items()}
     assert weights == {"outputs": 5.0, "labels": 2.0, "cosine": 1.0}
@@ -53,7 +53,7 @@ def general(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("name", slow_unless(("tinybert-general",), GENERAL))
-def test_a_general_stage_takes_two_steps(name: str, general: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_general_stage_takes_two_steps(name: str, general: Path, corpus_folder: Path, tmp_path: Path) -> None:
     PretrainSettings.parse(read_toml(RECIPES[name]))
     changes = [*SMALL, f"distillation.teacher={general}"]
     if name == "distilbert":
@@ -67,14 +67,14 @@ def test_a_general_stage_takes_two_steps(name: str, general: Path, corpus_folder
     assert len(model.encoder.blocks) == (6 if name == "distilbert" else 4)
     assert [head.kind for head in model.config.heads] == ["masked_tokens"]
     assert metrics["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    # the resolved recipe beside the result reruns the run
+    # the recipe beside the result reproduces the run
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
     assert again["training_loss"] == metrics["training_loss"]
 
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A task and a teacher that has learned it."""
+    """A task and a teacher that was fine-tuned for it."""
     home = tmp_path_factory.mktemp("reviews")
     data = write_task(home / "data", train=64)
     changes = ["model.overrides={width=32,layers=12,heads=4,max_length=32,dropout=0.0}", "sequences.length=16"]
@@ -84,14 +84,14 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", slow_unless(("tinybert-prediction",), TASK))
-def test_a_task_stage_takes_two_steps(name: str, reviews: tuple[Path, Path], tmp_path: Path) -> None:
+def test_task_stage_takes_two_steps(name: str, reviews: tuple[Path, Path], tmp_path: Path) -> None:
     data, teacher = reviews
     changes = ["sequences.length=16", "run.epochs=1"]
     student: str | Path = teacher if name == "bert-pkd" else "bert-tiny"
     if student != teacher:
         changes.append("model.overrides={width=16,layers=4,heads=4,max_length=32}")
-    ways = {"recipe": RECIPES[name], "data": data, "teacher": teacher, "set": changes, "device": "cpu"}
-    metrics = bertsmith.finetune(student, out=tmp_path / "run", **ways)
+    options = {"recipe": RECIPES[name], "data": data, "teacher": teacher, "set": changes, "device": "cpu"}
+    metrics = bertsmith.finetune(student, out=tmp_path / "run", **options)
     assert metrics["steps"] == 2
     assert len(bertsmith.load(tmp_path / "run").encoder.blocks) == (6 if name == "bert-pkd" else 4)
     recorded = read_toml(tmp_path / "run" / "recipe.toml")

@@ -1,4 +1,4 @@
-"""`bertsmith inspect` as a person calls it: one text, many texts, two models, and what it refuses."""
+"""`bertsmith inspect`: one text, many texts, two models, invalid input."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def models(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 @pytest.fixture
 def convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model has convolutions in its first layer, and beside other numbers of attention heads in the others."""
+    """Give every model convolutions in its first layer, and other numbers of attention heads in the others."""
     run = Encoder.run
 
     def run_with_convolutions(self: Encoder, inputs: EncoderInputs, want: Want) -> EncoderOutput:
@@ -53,7 +53,7 @@ def lines(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_one_text(models: list[str], tmp_path: Path) -> None:
+def test_inspect_one_text(models: list[str], tmp_path: Path) -> None:
     main(["inspect", models[0], "--text", TEXT, "--out", str(tmp_path / "out")])
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["layers"], result["heads"]) == (2, 2)
@@ -62,7 +62,7 @@ def test_one_text(models: list[str], tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {*result["files"]}
 
 
-def test_every_map_has_its_picture(models: list[str], convolutions: None, tmp_path: Path) -> None:
+def test_every_map_has_a_picture(models: list[str], convolutions: None, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     metrics = bertsmith.inspect(models[0], text=TEXT, out=tmp_path / "out")
     assert metrics["maps"]["attention"]["heads"] == [0, 2]
@@ -100,7 +100,7 @@ def test_rows_of_other_files_are_texts(models: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         (["SMALL"], "neither --text nor --texts is given"),
         (["SMALL", "--text", "a", "--texts", "LINES"], "--text and --texts are both given"),
@@ -117,9 +117,9 @@ def test_rows_of_other_files_are_texts(models: list[str], tmp_path: Path) -> Non
         (["nowhere", "--texts", "LINES"], "model folder 'nowhere' does not exist"),
     ],
 )
-def test_wrong_input_is_one_sentence(
-    words: list[str],
-    sentence: str,
+def test_invalid_input_prints_one_line(
+    arguments: list[str],
+    message: str,
     models: list[str],
     lines: str,
     tmp_path: Path,
@@ -130,15 +130,15 @@ def test_wrong_input_is_one_sentence(
     (tmp_path / "empty.txt").write_text("\n \n")
     names = {"SMALL": models[0], "LARGE": models[1], "LINES": lines, "EMPTY": "empty.txt"}
     with pytest.raises(SystemExit) as ended:
-        main(["inspect", *(names.get(word, word) for word in words), "--out", "out"])
+        main(["inspect", *(names.get(word, word) for word in arguments), "--out", "out"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert len(output.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_folder_in_use_is_refused_before_the_work(
+def test_used_output_folder_raises_before_computing(
     models: list[str], lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").mkdir()

@@ -1,4 +1,4 @@
-"""Recipes by name: the published numbers, every name builds, files over a base, what a wrong name says."""
+"""Recipes by name: published values, building, files that extend a recipe, unknown names."""
 
 import json
 from pathlib import Path
@@ -9,14 +9,14 @@ import torch
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.models.published import PRESETS
-from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolved
+from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolve_base
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 from tables import recipe_tables
 
 ROOT = Path(__file__).parents[2]
 
-# preset: sequences in a step, their length, steps, warm-up, peak rate; as published
+# preset: sequences per step, their length, steps, warm-up, peak rate; as published
 PUBLISHED = {
     "bert-tiny": (256, 128, 1_000_000, 10_000, 1e-4),
     "bert-base": (256, 128, 1_000_000, 10_000, 1e-4),
@@ -52,7 +52,7 @@ def settings(name: str) -> PretrainSettings:
     return PretrainSettings.parse(recipe(name), source=name)
 
 
-def test_every_encoder_has_both_tiers_that_keep_its_network() -> None:
+def test_every_encoder_has_paper_and_crammed_recipes() -> None:
     encoders = {name for name in PRESETS if not name.startswith("transformer-") and not name.endswith("-generator")}
     for tier in ("paper", "crammed"):
         assert {*TIERS[tier]} == {name for name in encoders if not name.startswith(("modern-", "disentangled-"))}
@@ -61,7 +61,7 @@ def test_every_encoder_has_both_tiers_that_keep_its_network() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_recipe_parses_and_fits_any_number_of_processes(name: str) -> None:
+def test_every_recipe_fits_any_number_of_processes(name: str) -> None:
     assert settings(name).tier == name.split(":")[1]
     for processes in (1, 2, 4, 8):
         plain = recipe(name, processes)
@@ -69,8 +69,8 @@ def test_every_recipe_parses_and_fits_any_number_of_processes(name: str) -> None
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_network_is_the_published_one(name: str) -> None:
-    """Whatever the tier, the encoder is the preset's but for dropout and the spread of fresh weights."""
+def test_every_recipe_has_the_published_network(name: str) -> None:
+    """In every tier, the encoder is the preset's except for dropout and init_std."""
     plain = recipe(name)["model"]
     built = settings(name).network(None)
     changed = {key: value for key, value in plain.get("overrides", {}).items() if key in ("dropout", "init_std")}
@@ -84,7 +84,7 @@ def test_every_network_is_the_published_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
-def test_numbers_are_the_published_ones(preset: str) -> None:
+def test_paper_recipes_have_the_published_values(preset: str) -> None:
     found = settings(f"{preset}:paper")
     length, steps = found.sequences.length, found.run.steps
     warmup = round(found.schedule.warmup * steps)
@@ -100,7 +100,7 @@ def test_numbers_are_the_published_ones(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", GENERATORS)
-def test_generators_are_the_published_ones(preset: str) -> None:
+def test_paper_recipes_have_the_published_generators(preset: str) -> None:
     found = settings(f"{preset}:paper")
     generator = found.network(None).generator
     assert generator is not None
@@ -116,7 +116,7 @@ def test_generators_are_the_published_ones(preset: str) -> None:
     assert ("mask_decoder" in {head.kind for head in generator.model.heads}) == is_v3
 
 
-def test_what_belongs_to_one_family() -> None:
+def test_settings_of_single_families() -> None:
     bert, deberta, performer = (recipe(f"{name}-base:paper") for name in ("bert", "deberta", "performer"))
     assert bert["objective"]["next_sentence"]
     assert bert["sequences"]["cut"] == "sentence_pairs"
@@ -146,7 +146,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_named_recipe_takes_two_steps(name: str, corpus_folder: Path, tmp_path: Path) -> None:
+def test_named_recipe_takes_two_steps(name: str, corpus_folder: Path, tmp_path: Path) -> None:
     changes = [*RUNS[name], "sequences.micro_tokens=512", "batch.tokens=512", "run.steps=2", "run.workers=0"]
     changes += ["run.compile=off", "run.log_every=1", "run.evaluate_batches=1"]
     metrics = bertsmith.pretrain(Path(name), data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
@@ -160,7 +160,7 @@ def test_a_named_recipe_takes_two_steps(name: str, corpus_folder: Path, tmp_path
     assert again["training_loss"] == metrics["training_loss"]
 
 
-def test_explain(capsys: pytest.CaptureFixture) -> None:
+def test_explain_prints_published_parameters(capsys: pytest.CaptureFixture) -> None:
     main(["pretrain", "bert-base:paper", "--explain"])
     printed = capsys.readouterr().out
     assert 'tier = "paper"' in printed
@@ -170,7 +170,7 @@ def test_explain(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
         ("electra-smal:paper", "recipe is 'electra-smal:paper'; did you mean 'electra-small'?"),
         ("convbert-base:modern", "allowed for convbert-base: paper, crammed; modern exists for bert-small, bert-base"),
@@ -179,28 +179,28 @@ def test_explain(capsys: pytest.CaptureFixture) -> None:
         ("transformer-base", "allowed: a .toml file, or one of bert-tiny, "),
     ],
 )
-def test_a_wrong_name_is_one_sentence(name: str, sentence: str, capsys: pytest.CaptureFixture) -> None:
+def test_unknown_name_prints_one_line(name: str, message: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["pretrain", name, "--explain"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert len(output.strip().splitlines()) == 1
 
 
-def test_a_file_is_laid_over_the_recipe_it_names(tmp_path: Path) -> None:
+def test_file_overrides_the_recipe_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('recipe = "electra-small:crammed"\n[optimizer]\nlearning_rate = 2e-3\n[generator]\nwidth = 0.25\n')
     plain, base = read_recipe(path), recipe("electra-small:crammed")
     assert plain["optimizer"] == {**base["optimizer"], "learning_rate": 2e-3}
     assert plain["generator"] == {**base["generator"], "width": 0.25}
     assert {**plain, "optimizer": 0, "generator": 0} == {**base, "optimizer": 0, "generator": 0}
-    assert base == recipe("electra-small:crammed")  # the tables are not touched
+    assert base == recipe("electra-small:crammed")  # the tables are not changed
     with pytest.raises(bertsmith.InputError, match="recipe is 3; allowed: a name"):
-        resolved({"recipe": 3})
+        resolve_base({"recipe": 3})
 
 
-def test_what_does_not_fit_is_left_out_of_the_base() -> None:
+def test_conflicting_settings_of_the_base_are_removed() -> None:
     base = recipe("deberta-v3-base:crammed")
     masked = merge_settings(base, {"objective": {"kind": "masked_lm"}})
     assert masked["objective"] == {"kind": "masked_lm"}
@@ -208,13 +208,13 @@ def test_what_does_not_fit_is_left_out_of_the_base() -> None:
     assert merge_settings(base, {"model": {"folder": "x"}})["model"] == {"folder": "x"}
     narrow = merge_settings(base, {"generator": {"width": 0.5}})
     assert narrow["generator"] == {"width": 0.5, "sharing": "gradient_disentangled"}
-    kept = merge_settings(base, {"model": {"preset": "deberta-v3-small"}})["model"]
-    assert kept == {"preset": "deberta-v3-small", "overrides": base["model"]["overrides"]}
+    merged = merge_settings(base, {"model": {"preset": "deberta-v3-small"}})["model"]
+    assert merged == {"preset": "deberta-v3-small", "overrides": base["model"]["overrides"]}
     for changed in (masked, narrow):
         PretrainSettings.parse(changed)
 
 
-def test_the_help_and_the_document_show_every_recipe(capsys: pytest.CaptureFixture) -> None:
+def test_help_and_documentation_list_every_recipe(capsys: pytest.CaptureFixture) -> None:
     main(["pretrain", "--help"])
     shown = capsys.readouterr().out.replace("\n", " ")
     listed = str(bertsmith.pretrain.__doc__).split("Names: ")[1].split(".\n")[0]

@@ -40,7 +40,7 @@ def test_translation_recipe_takes_two_steps(path: Path, pairs_folder: Path, tmp_
     metrics = bertsmith.finetune(recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
     assert metrics["steps"] == 2
     assert len(bertsmith.load(tmp_path / "run").translate(["seven lanterns"])) == 1
-    # the resolved recipe beside the result reruns the run
+    # the recipe beside the result reproduces the run
     again = bertsmith.finetune(recipe=tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
     for name in ("training_loss", "loss", "exact_match", "bleu"):
         assert again[name] == metrics[name]
@@ -59,7 +59,7 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     assert metrics["steps"] == 2
     model = bertsmith.load(tmp_path / "run")
     assert model.encode(["the smith forges"]).shape == (1, model.config.encoder.width)
-    # the resolved recipe beside the result reruns the run
+    # the recipe beside the result reproduces the run
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
     assert again["training_loss"] == metrics["training_loss"]
 
@@ -68,8 +68,8 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
 def test_explain_prints_and_writes_nothing(
     path: Path, pairs_folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
-    words = ["pretrain"] if path in PRETRAINING else ["finetune", "--data", str(pairs_folder), "--recipe"]
-    main([*words, str(path), "--explain", "--set", "run.seed=7"])
+    arguments = ["pretrain"] if path in PRETRAINING else ["finetune", "--data", str(pairs_folder), "--recipe"]
+    main([*arguments, str(path), "--explain", "--set", "run.seed=7"])
     printed = capsys.readouterr().out
     for word in ("seed = 7", "parameters", "training FLOPs per token"):
         assert word in printed
@@ -90,8 +90,8 @@ def test_command_line_equals_python(corpus_folder: Path, tmp_path: Path) -> None
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
-def test_whole_way_through_the_commands(texts: Path, tmp_path: Path) -> None:
-    """Text → tokenizer → corpus → pretrain → inspect → export → import, each by its command."""
+def test_commands_from_text_to_export(texts: Path, tmp_path: Path) -> None:
+    """Text → tokenizer → corpus → pretrain → inspect → export → import, each with its command."""
     main(["tokenizer", str(texts), "--out", str(tmp_path / "tokenizer"), "--vocabulary", "160"])
     tokenizer = str(tmp_path / "tokenizer")
     main(["corpus", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "corpus"), "--held-out", "0.1"])
@@ -121,11 +121,11 @@ def test_documented_commands_are_found() -> None:
 
 @pytest.mark.parametrize("line", documented_commands())
 def test_documented_commands_parse(line: str) -> None:
-    words = shlex.split(line.split(" #")[0])[1:]
-    app.parse_args(words, exit_on_error=False, print_error=False)
+    arguments = shlex.split(line.split(" #")[0])[1:]
+    app.parse_args(arguments, exit_on_error=False, print_error=False)
 
 
-def test_overrides_do_not_touch_their_source() -> None:
+def test_overrides_do_not_change_their_source() -> None:
     data = {"a": {"b": 1}}
     override(data, ["a.b=2"])
     assert data == {"a": {"b": 1}}

@@ -1,4 +1,4 @@
-"""Every shipped recipe of fine-tuning parses, builds and takes two steps."""
+"""Every shipped fine-tuning recipe parses, builds and takes two steps."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_there_are_recipes() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
+def test_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
     data = write_task(tmp_path / "reviews", train=60)  # enough of both labels
     changes = [*NETWORK, "run.epochs=1", "batch.examples=32"]
     out = tmp_path / "run"
@@ -37,21 +37,21 @@ def test_a_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
             if f"{group}.{name}" not in here:
                 own = recorded[group][name]
                 assert own == value or own.items() >= value.items(), (group, name)
-    # the resolved recipe beside the result reruns the run
+    # the recipe beside the result reproduces the run
     again = bertsmith.finetune(recipe=out / "recipe.toml", out=tmp_path / "again", device="cpu")
     assert again["training_loss"] == metrics["training_loss"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_explain_prints_the_costs(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     data = write_task(tmp_path / "reviews")
     flags = [word for change in NETWORK for word in ("--set", change)]
     main(["finetune", "bert-tiny", "--recipe", str(path), "--data", str(data), "--explain", *flags])
     printed = capsys.readouterr().out
-    for words in ("defaults from", "steps", "training FLOPs in all"):
-        assert words in printed
+    for text in ("defaults from", "steps", "training FLOPs in all"):
+        assert text in printed
 
 
-def test_the_defaults_in_the_documentation_are_those_of_the_tables() -> None:
+def test_documented_defaults_equal_the_tables() -> None:
     # python docs/hooks/tables.py finetuning
     assert finetuning_tables() in (ROOT / "docs" / "how-to" / "finetuning.md").read_text(encoding="utf-8")

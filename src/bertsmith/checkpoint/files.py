@@ -48,7 +48,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist") from None
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{str(path)!r} is not a whole safetensors file: {error}") from None
+        raise InputError(f"{str(path)!r} is not a complete safetensors file: {error}") from None
 
 
 def find_weights(folder: Path) -> Path:
@@ -66,7 +66,7 @@ def find_weights(folder: Path) -> Path:
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters of a model and the buffers that do not follow from its config."""
+    """Return the parameters of a model and the buffers that do not follow from its config."""
     saved = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters())  # shared parameters appear once
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -81,11 +81,13 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
         raise InputError(f"{source} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}")
     foreign = sorted(tensors.keys() - wanted.keys())
     if foreign:
-        raise InputError(f"{source} has {len(foreign)} tensors this model does not know, the first is {foreign[0]!r}")
+        raise InputError(
+            f"{source} has {len(foreign)} tensors that this model does not have, the first is {foreign[0]!r}"
+        )
     for name, tensor in wanted.items():
         if tensors[name].shape != tensor.shape:
             got, want = tuple(tensors[name].shape), tuple(tensor.shape)
-            raise InputError(f"{source}: {name!r} has shape {got}; the config asks for {want}")
+            raise InputError(f"{source}: {name!r} has shape {got}; the config requires {want}")
     # half precision is widened, which is exact; double precision stays
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
     if any(tensor.dtype != dtype for tensor in wanted.values() if tensor.is_floating_point()):
@@ -96,7 +98,7 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
 
 
 def _share(whole: Tensor, own: Tensor) -> Tensor:
-    """This process's shard of a tensor if the model's own is distributed, else the whole tensor."""
+    """Return this process's shard of a tensor if the model's own is distributed, else the whole tensor."""
     if type(own) in (Tensor, Parameter):  # a single process, where the import below would cost a second
         return whole
     from torch.distributed.tensor import DTensor, distribute_tensor

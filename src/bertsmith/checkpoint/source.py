@@ -21,7 +21,7 @@ from bertsmith.settings import Plain, Record
 
 SOURCES = ("preset", "folder", "network")
 TRAINABLE_OVERRIDES = ("dropout", "layer_drop")
-"""Overrides of a model that has weights: they change how it is trained, not what it is."""
+"""Overrides that are allowed for existing weights: they change training, not the network."""
 DEFAULT_VOCABULARY = 8000
 """Vocabulary size of a preset before its tokenizer is known."""
 
@@ -39,9 +39,9 @@ class ModelSource(Record):
     network: ModelConfig | None = None
     """A config written out, with fresh weights."""
     overrides: Plain = Field(default_factory=dict)
-    """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
+    """Changed settings of the preset, such as layers or dropout; for a folder only dropout and layer_drop."""
     subnet: Subnet | None = None
-    """The part of a folder's model to take, such as every second layer: subnet.depth = 0.5. None for all of it."""
+    """Sub-network of the folder's model, such as every second layer: subnet.depth = 0.5. None for the whole model."""
 
     is_optional: ClassVar[bool] = False
 
@@ -82,7 +82,7 @@ class ModelSource(Record):
 
     @property
     def name(self) -> str:
-        """The name for messages: of the preset or the folder."""
+        """Name of the preset or the folder, for messages."""
         return self.preset or self.folder or "network"
 
     def config(self, vocabulary: int) -> ModelConfig | None:
@@ -146,7 +146,7 @@ class FineTunedSource(ModelSource):
 
     @property
     def path(self) -> Path:
-        """The folder of the model; InputError if there is none."""
+        """Return the folder of the model; raise InputError if it does not exist."""
         path = model_folder(self.name)
         if not path.is_dir():
             raise InputError(f"MODEL is {self.name!r}, which is not a folder; give the folder of a fine-tuned model")
@@ -166,8 +166,8 @@ class GeneratorSource(ModelSource):
     depth: float | None = Field(default=None, gt=0, le=1)
     """Number of layers as a share of the model's; all of them if only width is given."""
     sharing: Literal["none", "full", "gradient_disentangled"] | None = None
-    """What both embeddings share: nothing, everything, or the generator's token vectors without gradient
-    (DeBERTa v3). By default that of the model's folder, else everything."""
+    """Embedding weights that model and generator share: none, all, or the generator's token vectors without gradient
+    (DeBERTa v3). None for the value of the model's folder, else "full"."""
 
     is_optional: ClassVar[bool] = True
 

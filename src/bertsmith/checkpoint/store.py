@@ -100,7 +100,7 @@ def write_model(
     weights: Literal["float", "int8"] = "float",
     precision: Precision | None = None,
 ) -> None:
-    """Write the files of a model into an existing folder; `weights` is what its matrices consist of."""
+    """Write the files of a model into an existing folder; `weights` is the number format of its matrices."""
     kind = {} if weights == "float" else {"weights": weights}
     write_json(folder / "config.json", {"bertsmith": FORMAT, **kind, "model": model.config.plain()})
     write_tensors(folder / "model.safetensors", in_precision(tensors_of(model), precision))

@@ -1,4 +1,4 @@
-"""What the loader hands to an objective."""
+"""Batches that the loader passes to objectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 
 
 class TrainingBatch(Protocol):
-    """What the trainer must know of a batch; what is in it is between loader and objective."""
+    """The interface of batches that the trainer depends on."""
 
     @property
     def real_tokens(self) -> int: ...
@@ -22,7 +22,7 @@ class TrainingBatch(Protocol):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sequences as they stand in the corpus, with their special tokens.
+    """Uncorrupted sequences of a corpus, with special tokens.
 
     Shape: tokens and types (batch, length) or (tokens,); sample and is_next (batch,).
     """
@@ -30,23 +30,23 @@ class TokenBatch:
     tokens: Tensor
     layout: SequenceLayout
     sample: Tensor
-    """A number that names each sequence for its random draws, the same however the batch is put together."""
+    """Id of each sequence for its random draws, independent of batching."""
     real_tokens: int
-    """Tokens of the corpus and their special tokens, without filling."""
+    """Number of tokens, including special tokens, without padding."""
     types: Tensor | None = None
     is_next: Tensor | None = None
-    """For sentence pairs: 1 where the second follows the first, 0 where not, -100 for filling."""
+    """For sentence pairs: 1 where the second segment follows the first, 0 where not, -100 for padding."""
 
     @property
     def is_real(self) -> Tensor:
-        """True at tokens that are neither pads nor filling, in the shape of the tokens."""
+        """True where tokens are not padding, in the shape of the tokens."""
         if self.layout.is_token is not None:
             return self.layout.is_token
-        # filling stands at the end of a packed batch
+        # padding is at the end of a packed batch
         return torch.arange(self.tokens.numel(), device=self.tokens.device).view_as(self.tokens) < self.real_tokens
 
     def to(self, device: torch.device | str) -> "TokenBatch":
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return replace(
             self,
             tokens=self.tokens.to(device, non_blocking=True),
@@ -57,7 +57,7 @@ class TokenBatch:
         )
 
     def pin_memory(self) -> "TokenBatch":
-        """The same batch in page-locked memory, from where a GPU copies without waiting."""
+        """Return the batch in pinned memory, for asynchronous copies to a GPU."""
         return replace(
             self,
             tokens=self.tokens.pin_memory(),
@@ -68,17 +68,17 @@ class TokenBatch:
         )
 
 
-def packed(sequences: Sequence[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:
-    """The sequences one after the other, (tokens,), and their layout."""
+def packed(sequences: Sequence[np.ndarray], padding: int) -> tuple[Tensor, SequenceLayout]:
+    """Return the concatenated sequences, (tokens,), and their layout."""
     lengths = [len(sequence) for sequence in sequences]
     starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     return torch.from_numpy(np.concatenate(sequences).astype(np.int64)), SequenceLayout.packed(starts, max(lengths))
 
 
-def padded(sequences: Sequence[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:
-    """The sequences as rows filled up to the longest, (batch, length), and their layout."""
+def padded(sequences: Sequence[np.ndarray], padding: int) -> tuple[Tensor, SequenceLayout]:
+    """Return the sequences padded to the longest, (batch, length), and their layout."""
     lengths = np.array([len(sequence) for sequence in sequences])
     is_token = np.arange(lengths.max()) < lengths[:, None]
-    rows = np.full(is_token.shape, filling, dtype=np.int64)
+    rows = np.full(is_token.shape, padding, dtype=np.int64)
     rows[is_token] = np.concatenate(sequences)
     return torch.from_numpy(rows), SequenceLayout.padded(torch.from_numpy(is_token))

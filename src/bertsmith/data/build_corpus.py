@@ -1,9 +1,9 @@
-"""Text files to a folder of token shards: tokenised in parallel, resumable, the same result for any number of workers.
+"""Build a folder of token shards from text files: parallel, resumable, the same result for any number of workers.
 
-    cut the stream of documents into blocks -> a worker makes each block one shard per part
-    -> a line in the journal for every finished block -> the manifest, last
+    split the stream of documents into blocks -> a worker writes one shard per split for each block
+    -> one journal line per finished block -> the manifest, last
 
-A killed build is continued by the same call: the stream is read again, blocks that are in the journal are skipped.
+The same call resumes a killed build: it reads the stream again and skips blocks that are in the journal.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class SourceFile(TypedDict):
 
 
 class CorpusSettings(TypedDict):
-    """Everything that a corpus depends on: an unfinished build is continued only with the same."""
+    """Everything that a corpus depends on; resuming a build requires the same settings."""
 
     tokenizer_hash: str
     vocabulary: int
@@ -68,7 +68,7 @@ class CorpusSettings(TypedDict):
 
 
 class BlockResult(NamedTuple):
-    """What became of one block."""
+    """Size and shard records of one finished block."""
 
     block: int
     text_bytes: int
@@ -89,7 +89,7 @@ class WorkerPool:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-c", _START.format(path=[path or os.getcwd() for path in sys.path])]
-        # the workers are the parallel part; threads of the tokenizer library inside each would fight for the cores
+        # one thread per worker: threads of the tokenizer library would compete for the cores
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
         for _ in range(self.workers):
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -110,16 +110,16 @@ class WorkerPool:
 
     @property
     def peak_memory_mb(self) -> float:
-        """The peaks of all worker processes together; the calling process is not among them."""
+        """Sum of the peaks of all worker processes, without the calling process."""
         return sum(self.memory.values())
 
     def results(self, blocks: Iterator[DocumentBlock]) -> Iterator[BlockResult]:
-        """The result of every block, in the order they finish."""
+        """Yield the result of every block, in the order they finish."""
         if self.local:
             for block in blocks:
                 yield BlockResult(block.number, len(block.text), len(block.ends), self.local.build(block))
             return
-        # a thread per worker waits for its answer; one block more than workers is read ahead
+        # one thread per worker waits for its result; one extra block is read ahead
         threads = ThreadPoolExecutor(self.workers)
         running: set[Future[BlockResult]] = set()
         try:
@@ -131,7 +131,7 @@ class WorkerPool:
             for future in running:
                 yield future.result()
         except BaseException:
-            # threads that wait for an answer are freed by the end of the processes
+            # killing the processes unblocks threads that wait for a result
             for process in self.all:
                 process.kill()
             raise
@@ -150,11 +150,11 @@ class WorkerPool:
             records, self.memory[process.pid] = receive(process.stdout)
         except (EOFError, BrokenPipeError):
             raise RuntimeError(
-                f"a tokenising process ended with status {process.wait()} in the middle of its work; "
+                f"a tokenising process exited with status {process.wait()} before it finished; "
                 "run the same command again to continue, with fewer workers if memory ran out"
             ) from None
         finally:
-            # a dead one too: a thread that waits for a process must get one to fail with
+            # a dead process too: a thread that waits for one must get it and fail
             self.processes.put(process)
         if isinstance(records, str):
             raise RuntimeError(f"block {block.number} could not be tokenised: {records}")
@@ -162,7 +162,7 @@ class WorkerPool:
 
 
 class BuildProgress(NamedTuple):
-    """How far a build has come."""
+    """Progress of a build."""
 
     source_bytes_read: int
     source_bytes: int
@@ -170,7 +170,7 @@ class BuildProgress(NamedTuple):
     """UTF-8 bytes of the blocks finished in this call."""
     documents: int
     peak_memory_mb: float
-    """Over all processes together."""
+    """Sum over all processes."""
 
 
 def build_corpus(
@@ -185,9 +185,9 @@ def build_corpus(
     shard_megabytes: float = 32,
     progress: Callable[[BuildProgress], None] | None = None,
 ) -> Manifest:
-    """The manifest of the corpus built in `out`, which may hold an unfinished or finished build of the same corpus.
+    """Build or resume a corpus in `out` and return its manifest; a finished build of the same corpus is kept.
 
-    Whole documents are held out: a share `held_out` of them, chosen by the seed, and at least one when there are two.
+    Whole documents are held out: the fraction `held_out`, selected by the seed, and at least one of two or more.
     """
     check_held_out(held_out)
     if workers < 1:
@@ -195,7 +195,7 @@ def build_corpus(
     if shard_megabytes <= 0:
         raise InputError(f"shard_megabytes is {shard_megabytes}; it must be above 0")
     if not files:
-        raise InputError("data names no file; give text files or folders that hold them")
+        raise InputError("data lists no file; give text files or folders that contain them")
     settings: CorpusSettings = {
         "tokenizer_hash": tokenizer.hash,
         "vocabulary": tokenizer.size,
@@ -209,7 +209,7 @@ def build_corpus(
     out = Path(out)
     if (out / MANIFEST).is_file():
         manifest = read_manifest(out)
-        _refuse_other(settings, manifest.plain(), out)
+        _check_same_settings(settings, manifest.plain(), out)
         return manifest
     out.mkdir(parents=True, exist_ok=True)
     with _Journal(out, settings) as journal:
@@ -218,11 +218,11 @@ def build_corpus(
         report = _Report(sum(source["bytes"] for source in settings["sources"]), progress)
         documents = read_documents(files, field, report.read)
         blocks = _blocks(documents, int(shard_megabytes * 1e6), held_out, seed)
-        todo = (block for block in blocks if not journal.has(block.number))
+        unfinished = (block for block in blocks if not journal.has(block.number))
         with WorkerPool(job, workers) as pool:
-            for number, size, count, records in pool.results(todo):
+            for number, size, count, records in pool.results(unfinished):
                 journal.add(number, records)
-                report.finished(size, count, pool.peak_memory_mb)
+                report.finish_block(size, count, pool.peak_memory_mb)
         manifest = _manifest(settings, journal.blocks, files)
     _write_atomically(out / MANIFEST, json.dumps(manifest.plain(), indent=1) + "\n")
     (out / JOURNAL).unlink()
@@ -232,39 +232,39 @@ def build_corpus(
 
 
 def check_held_out(held_out: float) -> None:
-    """Raises a sentence if this is no share of documents."""
+    """Raise InputError if this is not a valid fraction of documents."""
     if not 0 <= held_out < 1:
         raise InputError(f"held_out is {held_out}; it must be at least 0 and below 1")
 
 
 def _blocks(documents: Iterator[str], limit: int, held_out: float, seed: int) -> Iterator[DocumentBlock]:
-    """The stream of documents cut into blocks of about `limit` bytes; the cuts depend on nothing but the stream."""
+    """Yield blocks of about `limit` bytes; their boundaries depend on the stream of documents only."""
     text = bytearray()
     ends: list[int] = []
     is_held_out: list[bool] = []
     index = 0
     for number, document in enumerate(documents):
-        # the first block takes at least two documents, because it decides on the first of each part
+        # the first block has at least two documents, because it ensures one in each split
         if len(text) >= limit and (index > 0 or len(ends) > 1):
             yield DocumentBlock(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
             text, ends, is_held_out = bytearray(), [], []
             index += 1
         text += document.encode()
         ends.append(len(text))
-        is_held_out.append(_chance(seed, number) < held_out)
+        is_held_out.append(_hash_uniform(seed, number) < held_out)
     if ends:
         yield DocumentBlock(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
 
 
-def _chance(seed: int, number: int) -> float:
-    """A number from 0 to 1 that depends on the seed and the place of the document alone."""
+def _hash_uniform(seed: int, number: int) -> float:
+    """Return a number in [0, 1) that depends only on the seed and the index of the document."""
     digest = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     value: int = struct.unpack("<Q", digest)[0]
     return value / 2**64
 
 
 class _Journal:
-    """The finished blocks of a build, one line each after a first line with the settings; kept until the manifest."""
+    """Journal of finished blocks: a line with the settings, then one line per block; deleted after the manifest."""
 
     def __init__(self, folder: Path, settings: CorpusSettings) -> None:
         self.folder = folder
@@ -274,9 +274,9 @@ class _Journal:
             self._read(settings)
         elif any(not name.startswith(".") for name in os.listdir(folder)):
             raise InputError(
-                f"folder {str(folder)!r} is not empty and holds no unfinished corpus; give an empty folder"
+                f"folder {str(folder)!r} is not empty and contains no unfinished corpus; give an empty folder"
             )
-        # written anew without the half line of a killed run
+        # rewrite it without the incomplete last line of a killed run
         lines = [settings, *({"block": index, **records} for index, records in sorted(self.blocks.items()))]
         _write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -290,14 +290,14 @@ class _Journal:
     def _read(self, settings: CorpusSettings) -> None:
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
-            started = json.loads(lines[0])
+            recorded = json.loads(lines[0])
         except ValueError:
             raise InputError(f"journal {str(self.path)!r} is damaged; start again in an empty folder") from None
-        _refuse_other(settings, started, self.folder)
-        for line in lines[1:-1]:  # the last line is empty, or half of one
+        _check_same_settings(settings, recorded, self.folder)
+        for line in lines[1:-1]:  # the last line is empty or incomplete
             entry = json.loads(line)
             index = entry.pop("block")
-            # a shard that has gone or is cut off since is made again
+            # missing or truncated shards are built again
             if all(record is None or self._is_whole(record) for record in entry.values()):
                 self.blocks[index] = entry
 
@@ -316,33 +316,33 @@ class _Journal:
 
 
 class _Report:
-    """Counts what was read and finished and tells the caller."""
+    """Counts progress and reports it to the caller."""
 
     def __init__(self, source_bytes: int, progress: Callable[[BuildProgress], None] | None) -> None:
         self.state = BuildProgress(0, source_bytes, 0, 0, 0.0)
         self.progress = progress
 
     def read(self, count: int) -> None:
-        self._tell(source_bytes_read=min(self.state.source_bytes_read + count, self.state.source_bytes))
+        self._update(source_bytes_read=min(self.state.source_bytes_read + count, self.state.source_bytes))
 
-    def finished(self, text_bytes: int, documents: int, workers_memory: float) -> None:
-        self._tell(
+    def finish_block(self, text_bytes: int, documents: int, workers_memory: float) -> None:
+        self._update(
             text_bytes=self.state.text_bytes + text_bytes,
             documents=self.state.documents + documents,
             peak_memory_mb=peak_memory_mb() + workers_memory,
         )
 
-    def _tell(self, **changes: Any) -> None:
+    def _update(self, **changes: Any) -> None:
         self.state = self.state._replace(**changes)
         if self.progress:
             self.progress(self.state)
 
 
-def _refuse_other(settings: CorpusSettings, started: Mapping[str, object], folder: Path) -> None:
+def _check_same_settings(settings: CorpusSettings, recorded: Mapping[str, object], folder: Path) -> None:
     for name, value in settings.items():
-        if started.get(name) != value:
+        if recorded.get(name) != value:
             raise InputError(
-                f"folder {str(folder)!r} holds a corpus with another {name} ({_short(started.get(name))} there, "
+                f"folder {str(folder)!r} contains a corpus with another {name} ({_short(recorded.get(name))} there, "
                 f"{_short(value)} here); give the same settings to continue it, or another folder"
             )
 
@@ -356,7 +356,7 @@ def _manifest(settings: CorpusSettings, blocks: dict[int, BlockRecords], files: 
     records = {split: [blocks[index][split] for index in sorted(blocks)] for split in SPLITS}
     shards = {split: tuple(Shard(**record) for record in own if record is not None) for split, own in records.items()}
     if not shards["train"]:
-        raise InputError(f"data holds no text: not one token came out of {', '.join(str(file) for file in files[:3])}")
+        raise InputError(f"data contains no text: there are no tokens in {', '.join(str(file) for file in files[:3])}")
     splits = {
         split: Counts(**{name: sum(getattr(shard, name) for shard in held) for name in Counts.model_fields})
         for split, held in shards.items()

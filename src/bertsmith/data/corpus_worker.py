@@ -1,4 +1,4 @@
-"""One block of documents to one shard per part, in this process or in a fresh one that serves blocks over pipes."""
+"""Tokenise blocks of documents into one shard per split, in this process or in a worker process."""
 
 import hashlib
 import os
@@ -14,19 +14,19 @@ from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_cache import WordCache
 
-# characters encoded at once: words in use stay in the processor's cache, and the library's records never pile up
-_ENCODED_AT_ONCE = 100_000
+# keeps words in the CPU cache and bounds the memory of the tokenizer library's results
+_CHARACTERS_PER_CALL = 100_000
 
 
 class DocumentBlock(NamedTuple):
-    """A run of whole documents of the corpus: their UTF-8 bytes, where each ends, and which are held out."""
+    """Consecutive whole documents: their UTF-8 bytes, the end offset of each, and which are held out."""
 
     number: int
     text: bytes
     ends: list[int]
     is_held_out: list[bool]
     decides: bool
-    """Whether this first block makes sure that the first document trains and another one is held out."""
+    """Whether this (first) block puts its first document into train and its second into held_out."""
 
 
 class ShardRecord(TypedDict):
@@ -42,11 +42,11 @@ class ShardRecord(TypedDict):
 
 
 BlockRecords = dict[str, ShardRecord | None]
-"""The shard of each part of a block; None for a part without documents."""
+"""The shard of each split of a block; None for a split without documents."""
 
 
 class CorpusJob(NamedTuple):
-    """What a worker needs to know before its first block."""
+    """Settings that a worker receives before its first block."""
 
     tokenizer_json: str
     folder: Path
@@ -54,7 +54,7 @@ class CorpusJob(NamedTuple):
 
 
 class Worker:
-    """Blocks to finished shard files; returns what the journal says about them."""
+    """Tokenises blocks into shard files and returns their records for the journal."""
 
     def __init__(self, job: CorpusJob) -> None:
         self.folder = job.folder
@@ -63,47 +63,47 @@ class Worker:
         self.cache = WordCache(Tokenizer.from_json(job.tokenizer_json))
 
     def build(self, block: DocumentBlock) -> BlockRecords:
-        """The record of each part's shard, or nothing for a part without documents; the files are safe on disk."""
-        tokens, lengths, sentence_ends, document_sentences = self._tokenised(block)
+        """Write one shard per split, synced to disk, and return their records; None for a split without documents."""
+        tokens, lengths, sentence_lengths, document_sentences = self._tokenise(block)
         is_held_out = np.array(block.is_held_out, dtype=bool)
-        is_kept = lengths > 0
+        has_tokens = lengths > 0
         if block.decides:
-            kept = np.flatnonzero(is_kept)
-            is_held_out[kept[:1]] = False
-            is_held_out[kept[1:2]] = True
+            nonempty = np.flatnonzero(has_tokens)
+            is_held_out[nonempty[:1]] = False
+            is_held_out[nonempty[1:2]] = True
         sizes = np.diff(np.array([0, *block.ends], dtype=np.int64))
         records: BlockRecords = {}
-        for split, chosen in (("train", is_kept & ~is_held_out), ("held_out", is_kept & is_held_out)):
+        for split, is_selected in (("train", has_tokens & ~is_held_out), ("held_out", has_tokens & is_held_out)):
             records[split] = None
-            if chosen.any():
+            if is_selected.any():
                 name = f"{split}-{block.number:06d}.shard"
-                arrays = _chosen(tokens, lengths, sentence_ends, document_sentences, chosen)
-                records[split] = self._write(name, arrays, int(sizes[chosen].sum()))
+                arrays = _select_documents(tokens, lengths, sentence_lengths, document_sentences, is_selected)
+                records[split] = self._write(name, arrays, int(sizes[is_selected].sum()))
         return records
 
-    def _tokenised(self, block: DocumentBlock) -> tuple[np.ndarray, ...]:
-        """The tokens of a block, tokens per document, tokens per sentence and sentences per document."""
+    def _tokenise(self, block: DocumentBlock) -> tuple[np.ndarray, ...]:
+        """Return the tokens of a block, tokens per document, tokens per sentence and sentences per document."""
         tokens: list[np.ndarray] = []
         sentence_lengths: list[np.ndarray] = []
         document_sentences: list[int] = []
-        waiting: list[str] = []
+        pending: list[str] = []
         characters = 0
         start = 0
         for end in block.ends:
             sentences = split_sentences(block.text[start:end].decode())
-            waiting += sentences
+            pending += sentences
             document_sentences.append(len(sentences))
             characters += end - start
             start = end
-            if characters >= _ENCODED_AT_ONCE or end == len(block.text):
-                for first, last in _groups(waiting):
-                    encoded, counts = self.cache.encode(waiting[first:last])
+            if characters >= _CHARACTERS_PER_CALL or end == len(block.text):
+                for first, last in _groups(pending):
+                    encoded, counts = self.cache.encode(pending[first:last])
                     tokens.append(encoded.astype(self.dtype))
                     sentence_lengths.append(counts)
-                waiting, characters = [], 0
+                pending, characters = [], 0
         lengths = np.concatenate([np.zeros(0, np.int64), *sentence_lengths])
         owners = np.repeat(np.arange(len(document_sentences)), document_sentences)
-        # a sentence of nothing but signs the tokenizer drops has no tokens; it is left out
+        # drop sentences without tokens, such as characters that the tokenizer removes
         owners, lengths = owners[lengths > 0], lengths[lengths > 0]
         per_document = np.bincount(owners, minlength=len(document_sentences))
         document_lengths = np.bincount(owners, weights=lengths, minlength=len(document_sentences)).astype(np.int64)
@@ -121,7 +121,7 @@ class Worker:
             file.flush()
             os.fsync(file.fileno())
         if os.getppid() != self.parent:
-            # the build was killed meanwhile; the folder may belong to another one by now
+            # the build was killed meanwhile; another build may own the folder by now
             temporary.unlink()
             raise EOFError
         temporary.replace(self.folder / name)
@@ -137,11 +137,11 @@ class Worker:
 
 
 def _groups(sentences: list[str]) -> list[tuple[int, int]]:
-    """Runs of sentences that are encoded together; one document may hold far more than fits at once."""
+    """Return ranges of sentences to encode together; a single document may exceed the limit of one call."""
     groups, first, characters = [], 0, 0
     for index, sentence in enumerate(sentences):
         characters += len(sentence)
-        if characters >= _ENCODED_AT_ONCE:
+        if characters >= _CHARACTERS_PER_CALL:
             groups.append((first, index + 1))
             first, characters = index + 1, 0
     if first < len(sentences):
@@ -149,19 +149,19 @@ def _groups(sentences: list[str]) -> list[tuple[int, int]]:
     return groups
 
 
-def _chosen(
+def _select_documents(
     tokens: np.ndarray,
     lengths: np.ndarray,
     sentence_lengths: np.ndarray,
     document_sentences: np.ndarray,
-    chosen: np.ndarray,
+    is_selected: np.ndarray,
 ) -> list[np.ndarray]:
-    """The four arrays of a shard that holds only the chosen documents."""
-    picked_sentences = sentence_lengths[np.repeat(chosen, document_sentences)]
-    picked_tokens = tokens[np.repeat(chosen, lengths)]
+    """Return the four arrays of a shard with the selected documents."""
+    picked_sentences = sentence_lengths[np.repeat(is_selected, document_sentences)]
+    picked_tokens = tokens[np.repeat(is_selected, lengths)]
     return [
-        _offsets(lengths[chosen]),
-        _offsets(document_sentences[chosen]),
+        _offsets(lengths[is_selected]),
+        _offsets(document_sentences[is_selected]),
         _offsets(picked_sentences),
         picked_tokens,
     ]
@@ -172,9 +172,9 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 def peak_memory_mb() -> float:
-    """The most memory this process has held, in MB."""
+    """Return the peak memory of this process in MB."""
     try:
-        # not getrusage: a new process inherits the peak of the one that started it there
+        # not getrusage: a new process inherits its parent's peak there
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
     except (OSError, IndexError):
@@ -185,7 +185,7 @@ def peak_memory_mb() -> float:
 
 
 def send(stream: IO[bytes], message: Any) -> None:
-    """Nothing; the message is on its way."""
+    """Write a pickled message to a pipe."""
     content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(struct.pack("<Q", len(content)))
     stream.write(content)
@@ -193,11 +193,11 @@ def send(stream: IO[bytes], message: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message; EOFError when the other side is gone."""
-    head = stream.read(8)
-    if len(head) < 8:
+    """Read the next message; raise EOFError if the pipe is closed."""
+    header = stream.read(8)
+    if len(header) < 8:
         raise EOFError
-    (size,) = struct.unpack("<Q", head)
+    (size,) = struct.unpack("<Q", header)
     content = stream.read(size)
     if len(content) < size:
         raise EOFError
@@ -205,19 +205,19 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def serve() -> None:
-    """Nothing, after serving blocks from standard input until it closes; so a killed parent leaves no orphans."""
-    blocks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing printed by a library may end up among the answers
+    """Build blocks read from standard input until it closes, so that a killed parent leaves no orphans."""
+    blocks, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output printed by a library must not mix with the results
     try:
         worker = Worker(receive(blocks))
         while True:
             try:
-                answer: Any = worker.build(receive(blocks))
+                result: Any = worker.build(receive(blocks))
             except (EOFError, KeyboardInterrupt):
                 raise
             except Exception as error:
-                answer = f"{type(error).__name__}: {error}"
-            send(answers, (answer, peak_memory_mb()))
+                result = f"{type(error).__name__}: {error}"
+            send(results, (result, peak_memory_mb()))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        # straight out: flushing the pipe of a dead parent would only fail again
+        # exit without clean-up: flushing the pipe of a dead parent would fail again
         os._exit(0)

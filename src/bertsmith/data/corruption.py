@@ -1,7 +1,6 @@
-"""Masking as a pure function of (tokens, seed): which positions are to be predicted, and what stands there instead.
+"""Masking as a pure function of (tokens, seed): positions to predict and their replacements.
 
-All sequences of a batch are worked on at once, on any device, with the same result on each; what happens to one does
-not depend on the others.
+Works on a whole batch in parallel, with the same result on every device; sequences are independent of each other.
 """
 
 from dataclasses import dataclass
@@ -28,62 +27,64 @@ from bertsmith.data.units import (
 )
 from bertsmith.settings import Record
 
-# the streams of random numbers of one sample
+# random streams of one sample
 _ORDER, _KIND, _REPLACEMENT, _GRAM = range(4)
 
 
 class MaskingConfig(Record):
-    """How much is masked, in which units, and what is put there."""
+    """Masking rate, units and replacements."""
 
     rate: float = Field(default=0.15, gt=0, lt=1)
-    """Share of a sequence's tokens (special ones counted in) that is to be predicted; at least one is."""
+    """Fraction of a sequence's tokens (including special tokens) to predict; at least one token."""
     unit: Literal["token", "word", "ngram"] = "token"
-    """What is taken whole: a token, a word, or a run of words."""
+    """Unit that is masked as a whole: a token, a word, or an n-gram of words."""
     max_ngram: int = Field(default=3, ge=1, le=16)
-    """For unit = "ngram": up to so many words, n words with a chance in proportion to 1/n."""
+    """For unit = "ngram": maximum n; the probability of n is proportional to 1/n."""
     draw: Literal["exact", "with_replacement", "windows"] = "exact"
-    """BERT's "exact": units in random order, to the exact share. ELECTRA's "with_replacement": as many draws of single
-    tokens as the share says; one drawn twice counts once, so that 7 % fewer are chosen at rate 0.15. DeBERTa's
-    "windows": from left to right n units somewhere in every n · int(1 / rate), until the share is reached; the end of a
-    sequence is masked less."""
+    """BERT's "exact": units in random order up to the exact number of tokens. ELECTRA's "with_replacement": draws of
+    single tokens with replacement; duplicates count once, so that 7 % fewer are masked at rate 0.15. DeBERTa's
+    "windows": from left to right n units at random in every window of n · int(1 / rate), until the rate is reached; the
+    end of a sequence is masked less."""
     max_predictions: int | None = Field(default=None, ge=1)
-    """The most tokens chosen in one sequence, whatever the share says: BERT's 20 at length 128, ELECTRA's
-    int((rate + 0.005) · length), DeBERTa's 80 at length 512. At those lengths and rate 0.15 it changes nothing."""
+    """Maximum number of masked tokens per sequence: BERT's 20 at length 128, ELECTRA's int((rate + 0.005) · length),
+    DeBERTa's 80 at length 512. At those lengths and rate 0.15 it has no effect."""
     mask: float = Field(default=0.8, ge=0, le=1)
-    """Share of the chosen tokens that become [MASK] …"""
+    """Fraction of the selected tokens that become [MASK] …"""
     random: float = Field(default=0.1, ge=0, le=1)
-    """… and that become a random token; the others stay as they are."""
+    """… and that become a random token; the others stay unchanged."""
 
     @model_validator(mode="after")
     def _check_shares(self) -> "MaskingConfig":
         if self.mask + self.random > 1 + 1e-9:
             raise ValueError(f"mask {self.mask} and random {self.random} add up to more than 1")
         if self.mask + self.random == 0:
-            raise ValueError("mask and random are both 0: the tokens to be predicted would all stand there")
+            raise ValueError(
+                "mask and random are both 0, so no token would be corrupted; allowed: a sum above 0, up to 1"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_draw(self) -> "MaskingConfig":
         if self.unit != "ngram" and self.max_ngram != MaskingConfig.model_fields["max_ngram"].default:
-            raise ValueError(f"max_ngram is {self.max_ngram} and unit {self.unit!r}; it needs unit 'ngram'")
+            raise ValueError(f"max_ngram is {self.max_ngram}, but unit is {self.unit!r}; it needs unit 'ngram'")
         if self.draw == "with_replacement" and self.unit != "token":
-            raise ValueError(f"draw is 'with_replacement' and unit {self.unit!r}; that draw takes unit 'token' only")
+            raise ValueError(f"draw is 'with_replacement', but unit is {self.unit!r}; allowed: 'token'")
         if self.draw == "windows" and self.rate > 0.5:
-            # windows of one unit: all would be marked, and the budget would end in the middle
-            raise ValueError(f"draw is 'windows' and rate {self.rate}; that draw takes rates up to 0.5")
+            # windows of one unit would mask everything up to the budget
+            raise ValueError(f"rate is {self.rate}; allowed with draw = 'windows': up to 0.5")
         return self
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masking must know about the tokenizer, on the device of the batch."""
+    """Properties of the tokenizer that masking needs, on the device of the batch."""
 
     size: int
     mask: int
     is_special: Tensor
     """(size,), True for [CLS], [SEP], [PAD] …"""
     starts_word: Tensor
-    """(size,), False for pieces that go on with a word."""
+    """(size,), False for tokens that continue a word."""
 
     def to(self, device: torch.device | str) -> "Vocabulary":
         return Vocabulary(self.size, self.mask, self.is_special.to(device), self.starts_word.to(device))
@@ -91,10 +92,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Corrupted:
-    """Tokens with some replaced, and where to look.
+    """Corrupted tokens with the positions and targets to predict.
 
-    Shape: tokens as given; places and targets (limit,), where `limit` depends on the batch's shape alone. Places index
-    the flattened tokens; unused ones have the target IGNORED.
+    Shape: tokens as given; positions and targets (limit,), where `limit` depends on the batch's shape only. Positions
+    index the flattened tokens; unused ones have the target IGNORED.
     """
 
     tokens: Tensor
@@ -103,7 +104,7 @@ class Corrupted:
 
 
 def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vocabulary) -> Corrupted:
-    """The batch's tokens with the chosen ones replaced, and what stood there."""
+    """Replace the selected tokens of a batch and return them as targets."""
     tokens, layout = batch.tokens, batch.layout
     flat = tokens.flatten().long()
     sequence = layout.sequence_index(tokens).flatten()
@@ -120,7 +121,7 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
     limit = target_limit(layout, flat.shape[0], masking)
     order, gram = _stream(seed, batch.sample, _ORDER), _stream(seed, batch.sample, _GRAM)
     if masking.draw == "exact":
-        is_chosen = _exactly(begins, sequence, is_candidate, counts, order, gram, masking)
+        is_chosen = _choose_exact(begins, sequence, is_candidate, counts, order, gram, masking)
     else:
         row = UnitRow.of(begins, is_candidate, sequence, layout.batch)
         if masking.draw == "with_replacement":
@@ -133,18 +134,18 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
             is_chosen = from_the_left(row, is_marked, sequence, counts)
 
     kind = uniform(_stream(seed, sample, _KIND), position)
-    anything = bits(_stream(seed, sample, _REPLACEMENT), position) % vocabulary.size
-    replaced = torch.where(kind < masking.mask + masking.random, anything, flat)
+    random_token = bits(_stream(seed, sample, _REPLACEMENT), position) % vocabulary.size
+    replaced = torch.where(kind < masking.mask + masking.random, random_token, flat)
     replaced = torch.where(kind < masking.mask, vocabulary.mask, replaced)
     corrupted = torch.where(is_chosen, replaced, flat)
 
-    # a fixed number of places, the chosen ones first: no tensor's shape depends on the draw
+    # a fixed number of positions, selected ones first, so that no tensor's shape depends on the draw
     positions = torch.argsort(is_chosen.to(torch.uint8), descending=True, stable=True)[:limit]
     targets = torch.where(is_chosen[positions], flat[positions], IGNORED)
     return Corrupted(corrupted.view_as(tokens), positions, targets)
 
 
-def _exactly(
+def _choose_exact(
     begins: Tensor,
     sequence: Tensor,
     is_candidate: Tensor,
@@ -153,29 +154,29 @@ def _exactly(
     gram: Tensor,
     masking: MaskingConfig,
 ) -> Tensor:
-    """True for the tokens of units taken in random order, to the exact counts."""
+    """Return True for tokens of units selected in random order, up to the exact counts."""
     unit = unit_numbers(begins)
     if masking.unit != "ngram":
         rounds = 1 if masking.unit == "token" else 8
         return choose_units(unit, sequence, is_candidate, counts, order, rounds=rounds)
     grams = ngram_units(unit, sequence, is_candidate, gram, masking.max_ngram)
     is_chosen = choose_units(grams, sequence, is_candidate, counts, order, rounds=4)
-    # where no n-gram fits any more, single words fill the count
+    # if no n-gram fits any more, single words fill the count
     missing = counts - torch.zeros_like(counts).scatter_add(0, sequence, is_chosen.long())
     return is_chosen | choose_units(unit, sequence, is_candidate & ~is_chosen, missing, order)
 
 
 def target_counts(lengths: Tensor, rate: float, max_predictions: int | None = None) -> Tensor:
-    """How many tokens of each sequence are to be predicted: round(rate · length), halves to the even number.
+    """Return the number of tokens to predict per sequence: round(rate · length), half to even.
 
-    At least one and at most `most`, none if the sequence is empty.
+    At least one and at most `max_predictions`; 0 for an empty sequence.
     """
     counts = (lengths.double() * rate).round().long().clamp(min=1, max=max_predictions)
     return torch.where(lengths > 0, counts, 0)
 
 
 def target_limit(layout: SequenceLayout, tokens: int, masking: MaskingConfig) -> int:
-    """The most targets a batch of this shape can have, as a multiple of 64 for the matrix units, at most all tokens."""
+    """Return the maximum number of targets of a batch, rounded up to a multiple of 64 for tensor cores."""
     limit = int(tokens * masking.rate + layout.batch) + 1
     if masking.max_predictions is not None:
         limit = min(limit, masking.max_predictions * layout.batch)

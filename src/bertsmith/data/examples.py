@@ -1,8 +1,8 @@
-"""Examples of a task → batches: so many examples a step, their sequences packed or padded.
+"""Batches of task examples, with packed or padded sequences.
 
-An example gives one item or several (the windows of a long text), and an item one sequence or several that must stand
-in one batch (the choices of a question, a text and its like). In every epoch the items are shuffled and cut into
-micro-batches. Which items stand together does not depend on how they lie in memory.
+An example has one or more items (windows of a long text), and an item has one or more sequences that must be in one
+batch (choices of a question, a pair of texts). In every epoch the items are shuffled and split into micro-batches.
+The assignment of items to batches does not depend on the layout.
 """
 
 from collections.abc import Callable
@@ -24,46 +24,46 @@ from bertsmith.data.random import shuffled
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
-_POOL = 50  # micro-batches that are sorted by length together
+_POOL_BATCHES = 50  # batches that are sorted by length together
 
 
 class ExampleConfig(Record):
-    """How the examples of a task become sequences, and how these lie in memory."""
+    """Sequence length, layout and order of task examples."""
 
     length: int = Field(default=128, ge=4)
-    """The most tokens of a sequence, special tokens counted in; longer texts are cut or, for answer spans, split."""
+    """Maximum sequence length including special tokens; longer texts are truncated or, for answer spans, split."""
     layout: Literal["packed", "padded"] = "packed"
-    """Sequences one after the other without pads, or rows as long as the longest of the batch."""
+    """Concatenated sequences without padding, or rows padded to the longest of the batch."""
     order: Literal["shuffled", "by_length"] = "shuffled"
-    """Which examples stand together: any, or such as are about as long, which leaves a padded batch few pads."""
+    """Batch examples at random, or by similar length, which reduces padding."""
 
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Some items of a task.
+    """A batch of items of a task.
 
-    Shape: tokens and types (batch, length) or (tokens,), the batch being that of the sequences; item (items,); each of
-    targets (items, …), or as the tokens lie, IGNORED at pads.
+    Shape: tokens and types (sequences, length) or (tokens,); item (items,); each target (items, …), or shaped like the
+    tokens and IGNORED at padding.
     """
 
     tokens: Tensor
     layout: SequenceLayout
     types: Tensor | None
     item: Tensor
-    """The number of each item in its data."""
+    """Index of each item in its data."""
     targets: dict[str, Tensor]
     real_tokens: int
-    """Tokens without pads."""
+    """Number of tokens without padding."""
 
     def to(self, device: torch.device | str) -> "TaskBatch":
-        """The same batch on another device."""
-        return self._changed(lambda tensor: tensor.to(device, non_blocking=True), lambda layout: layout.to(device))
+        """Return the batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True), lambda layout: layout.to(device))
 
     def pin_memory(self) -> "TaskBatch":
-        """The same batch in page-locked memory, from where a GPU copies without waiting."""
-        return self._changed(lambda tensor: tensor.pin_memory(), lambda layout: layout.pin_memory())
+        """Return the batch in pinned memory, for asynchronous copies to a GPU."""
+        return self._map(lambda tensor: tensor.pin_memory(), lambda layout: layout.pin_memory())
 
-    def _changed(
+    def _map(
         self, tensor: Callable[[Tensor], Tensor], layout: Callable[[SequenceLayout], SequenceLayout]
     ) -> "TaskBatch":
         return replace(
@@ -77,21 +77,21 @@ class TaskBatch:
 
 
 class ExamplePlan(Stream[np.ndarray]):
-    """The endless stream of micro-batches of items; the content of one is the numbers of its items.
+    """The endless stream of micro-batches of a task; the content of one is the indices of its items.
 
-    A batch has so many `examples`, the last one of an epoch what is left, and is divided into `parts`: however many,
-    an epoch has the same batches. Only where so little is left that a part would be empty, the batch before has it.
+    A batch has `examples` items, the last one of an epoch the remainder, and is divided into `parts`; the batches do
+    not depend on the number of parts. If the remainder is smaller than that number, the batch before it takes it.
     """
 
     def __init__(self, features: Features, config: ExampleConfig, examples: int, seed: int, parts: int = 1) -> None:
         if len(features) < parts:
-            raise InputError(f"there are {len(features)} examples to learn from; a batch is divided into {parts} parts")
+            raise InputError(f"the training data has {len(features)} examples, but a batch has {parts} parts")
         self.features, self.config, self.examples, self.seed, self.parts = features, config, examples, seed, parts
         self.windows = 1
 
     @property
     def batches(self) -> int:
-        """The batches of an epoch."""
+        """Number of batches in an epoch."""
         whole, left = divmod(len(self.features), self.examples)
         return whole + (left >= self.parts)
 
@@ -102,15 +102,15 @@ class ExamplePlan(Stream[np.ndarray]):
         return self.batches * self.parts, lambda position: self._part(order, *divmod(position, self.parts))
 
     def _part(self, order: np.ndarray, batch: int, part: int) -> np.ndarray:
-        """One part of a batch, as large as the others or by one larger."""
+        """Return one part of a batch; the sizes of parts differ by at most one."""
         begin = batch * self.examples
         end = begin + self.examples if batch < self.batches - 1 else len(order)
         items: np.ndarray = np.array_split(order[begin:end], self.parts)[part]
         return items
 
     def _by_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
-        """The order with items of about one length side by side, and the batches in no order of length."""
-        lengths, size = self.features.lengths, _POOL * self.examples
+        """Return the order with items of similar length in a batch, and the batches shuffled."""
+        lengths, size = self.features.lengths, _POOL_BATCHES * self.examples
         pools = (order[begin : begin + size] for begin in range(0, len(order), size))
         order = np.concatenate([pool[np.argsort(-lengths[pool], kind="stable")] for pool in pools])
         whole = len(order) // self.examples
@@ -120,7 +120,7 @@ class ExamplePlan(Stream[np.ndarray]):
 
 
 class EvaluationPlan(Stream[np.ndarray]):
-    """All items once, those of about one length together, as many as a number of tokens allows."""
+    """All items once, batched by similar length, as many per batch as `micro_tokens` allows."""
 
     def __init__(self, features: Features, micro_tokens: int) -> None:
         self.features = features
@@ -129,7 +129,7 @@ class EvaluationPlan(Stream[np.ndarray]):
         self.bins: list[np.ndarray] = []
         begin = 0
         while begin < len(order):
-            # the longest item comes first, so a padded batch would be that wide
+            # the longest item comes first and determines the length of padded rows
             count = max(1, micro_tokens // int(features.lengths[order[begin]]))
             self.bins.append(order[begin : begin + count])
             begin += count
@@ -139,7 +139,7 @@ class EvaluationPlan(Stream[np.ndarray]):
 
 
 class ExampleReader(Dataset[Loaded]):
-    """Makes the batches of a plan. May run in worker processes; keeps no state."""
+    """Builds the batches of a plan. Stateless; may run in worker processes."""
 
     def __init__(self, features: Features, config: ExampleConfig, pad: int) -> None:
         self.features, self.config, self.pad = features, config, pad
@@ -148,20 +148,20 @@ class ExampleReader(Dataset[Loaded]):
         features, items = self.features, plan.sequences
         ranges = [np.arange(features.items[item], features.items[item + 1]) for item in items.tolist()]
         sequences = np.concatenate(ranges).tolist()
-        lie = packed if self.config.layout == "packed" else padded
+        collate = packed if self.config.layout == "packed" else padded
 
-        def laid(ragged: Ragged, filling: int) -> tuple[Tensor, SequenceLayout]:
-            return lie([ragged[sequence] for sequence in sequences], filling)
+        def batched(ragged: Ragged, padding: int) -> tuple[Tensor, SequenceLayout]:
+            return collate([ragged[sequence] for sequence in sequences], padding)
 
-        tokens, layout = laid(features.tokens, self.pad)
+        tokens, layout = batched(features.tokens, self.pad)
         targets = {
-            name: laid(target, IGNORED)[0] if isinstance(target, Ragged) else torch.from_numpy(target[items])
+            name: batched(target, IGNORED)[0] if isinstance(target, Ragged) else torch.from_numpy(target[items])
             for name, target in features.targets.items()
         }
         batch = TaskBatch(
             tokens=tokens,
             layout=layout,
-            types=None if features.types is None else laid(features.types, 0)[0],
+            types=None if features.types is None else batched(features.types, 0)[0],
             item=torch.from_numpy(items.astype(np.int64)),
             targets=targets,
             real_tokens=int(features.tokens.lengths[sequences].sum()),

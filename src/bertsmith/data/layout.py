@@ -1,4 +1,4 @@
-"""How sequences lie in memory: padded rows or one packed run of tokens."""
+"""Memory layout of the sequences of a batch: padded rows or packed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,54 +60,54 @@ class _GatherRows(torch.autograd.Function):
         return scatter_rows(gradient, positions, ctx.rows), None
 
 
-_NEAR = 0.75  # of a group's longest: what is shorter begins the next group
-_SHORT = 16  # tokens below which nothing is gained
+_MIN_LENGTH_RATIO = 0.75  # relative to the longest of a group; a shorter sequence starts the next group
+_MIN_SPLIT_LENGTH = 16  # splitting shorter groups does not pay off
 
 
 @dataclass(frozen=True)
 class LengthGroups:
-    """Padded rows of several widths, one group after the other."""
+    """Sequences grouped by similar length, each group padded to its longest."""
 
     sizes: tuple[tuple[int, int], ...]
-    """Sequences of each group, and the length of its longest."""
+    """Number of sequences and maximum length of each group."""
     is_token: tuple[Tensor | None, ...]
-    """Of each group where real tokens stand, (sequences, length); None where all are."""
+    """True at the real tokens of each group, (sequences, length); None if it has no padding."""
     positions: Tensor
-    """Where every real token of the batch stands among the rows of all groups, (tokens,)."""
+    """Position of every real token in the flattened rows of all groups, (tokens,)."""
     rows: int
-    """Tokens of all groups, pads counted in."""
+    """Number of tokens of all groups, including padding."""
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> "LengthGroups":
-        """The groups of sequences of these lengths; which they are depends on nothing else."""
+        """Group sequences by their lengths."""
         sizes = np.asarray(lengths, dtype=np.int64)
         order = np.argsort(-sizes, kind="stable")
         order = order[: int((sizes > 0).sum())]
-        found: list[tuple[int, int]] = []
+        groups: list[tuple[int, int]] = []
         is_token: list[Tensor | None] = []
         begins = np.zeros(len(sizes), dtype=np.int64)
         first = rows = 0
         while first < len(order):
             max_length = int(sizes[order[first]])
-            near = sizes[order[first:]] >= (max_length * _NEAR if max_length > _SHORT else 1)
+            near = sizes[order[first:]] >= (max_length * _MIN_LENGTH_RATIO if max_length > _MIN_SPLIT_LENGTH else 1)
             members = order[first : first + int(near.sum())]
             begins[members] = rows + max_length * np.arange(len(members))
             real = np.arange(max_length) < sizes[members, None]
             is_token.append(None if real.all() else torch.from_numpy(real))
-            found.append((len(members), max_length))
+            groups.append((len(members), max_length))
             first, rows = first + len(members), rows + max_length * len(members)
         offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         positions = torch.from_numpy(np.repeat(begins, sizes) + offsets)
-        return cls(tuple(found), tuple(is_token), positions, rows)
+        return cls(tuple(groups), tuple(is_token), positions, rows)
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """The place of every sequence in a batch; make one with `padded`, `full`, `rows` or `packed`.
+    """Positions of the sequences in a batch; create one with `padded`, `full`, `rows` or `packed`.
 
-    Padded: tensors are (batch, length, …), real tokens first in each row; `is_token` is True at them, or None where no
-    row has pads. Packed: tensors are (tokens, …), sequence i lies at starts[i]:starts[i + 1], none is longer than
-    `longest`. Trailing empty sequences are allowed, so that `starts` can keep one size from batch to batch.
+    Padded: tensors are (batch, length, …), real tokens first in each row; `is_token` is True at them, or None without
+    padding. Packed: tensors are (tokens, …), sequence i is starts[i]:starts[i + 1], at most `max_length` long. Trailing
+    empty sequences are allowed, so that `starts` can have the same size in every batch.
     """
 
     batch: int
@@ -117,7 +117,7 @@ class SequenceLayout:
 
     @classmethod
     def padded(cls, is_token: Tensor) -> "SequenceLayout":
-        """Rows of one length with pads at their ends.
+        """Return the layout of rows with padding at their ends.
 
         Shape: is_token (batch, length), bool.
         """
@@ -125,12 +125,12 @@ class SequenceLayout:
 
     @classmethod
     def full(cls, batch: int, length: int) -> "SequenceLayout":
-        """Rows of one length without any pad."""
+        """Return the layout of rows without padding."""
         return cls(batch=batch, max_length=length)
 
     @classmethod
     def rows(cls, tokens: Tensor, mask: Tensor | None) -> "SequenceLayout":
-        """Rows of tokens with padding where the mask is 0; no padding without a mask.
+        """Return the layout of rows with padding where the mask is 0; no mask means no padding.
 
         Padding before a token raises InputError: attention, convolutions and positions assume it at the end of a row.
         Compiled code, which cannot look at values, skips the check.
@@ -150,7 +150,7 @@ class SequenceLayout:
 
     @classmethod
     def packed(cls, starts: Tensor, max_length: int) -> "SequenceLayout":
-        """Sequences one after the other without pads between them.
+        """Return the layout of concatenated sequences.
 
         Shape: starts (sequences + 1,), int32, first 0, last the number of tokens.
         """
@@ -162,9 +162,9 @@ class SequenceLayout:
 
     @property
     def are_rows(self) -> bool:
-        """Whether packed sequences are known to have one length, so that a view of their tokens is rows without pads.
+        """Whether packed sequences have equal lengths, so that their tokens can be viewed as rows without padding.
 
-        It is asked on a CPU alone, where an answer costs no wait, and not in compiled code.
+        False on a GPU, where checking would synchronise, and in compiled code.
         """
         return not torch.compiler.is_compiling() and self._are_rows
 
@@ -175,7 +175,7 @@ class SequenceLayout:
         return self.starts.tolist() == [self.max_length * index for index in range(self.batch + 1)]
 
     def to(self, device: torch.device | str) -> "SequenceLayout":
-        """The same layout with its tensors on another device."""
+        """Return the layout with its tensors on another device."""
         return SequenceLayout(
             batch=self.batch,
             max_length=self.max_length,
@@ -184,7 +184,7 @@ class SequenceLayout:
         )
 
     def pin_memory(self) -> "SequenceLayout":
-        """The same layout with its tensors in page-locked memory."""
+        """Return the layout with its tensors in pinned memory."""
         return SequenceLayout(
             batch=self.batch,
             max_length=self.max_length,
@@ -193,7 +193,7 @@ class SequenceLayout:
         )
 
     def lengths(self, device: torch.device | str | None = None) -> Tensor:
-        """The number of tokens of each sequence, (batch,)."""
+        """Return the number of tokens of each sequence, (batch,)."""
         if self.starts is not None:
             return self.starts.diff().long()
         if self.is_token is not None:
@@ -201,9 +201,9 @@ class SequenceLayout:
         return torch.full((self.batch,), self.max_length, device=device)
 
     def positions(self, tokens: Tensor) -> Tensor:
-        """The place of every token in its own sequence, from 0: (batch, length) or (tokens,).
+        """Return the position of every token in its sequence, from 0: (batch, length) or (tokens,).
 
-        `tokens` is any tensor that lies in this layout; only its device and, when packed, its length are read.
+        `tokens` is any tensor in this layout; only its device and, when packed, its length are read.
         """
         if self.starts is None:
             row = torch.arange(self.max_length, device=tokens.device)
@@ -212,31 +212,31 @@ class SequenceLayout:
         return position - self.starts[self.sequence_index(tokens)]
 
     def sequence_index(self, tokens: Tensor) -> Tensor:
-        """Which sequence every token belongs to: (batch, length) or (tokens,)."""
+        """Return the index of every token's sequence: (batch, length) or (tokens,)."""
         if self.starts is None:
             rows = torch.arange(self.batch, device=tokens.device)
             return rows[:, None].expand(self.batch, self.max_length)
         position = torch.arange(tokens.shape[0], device=tokens.device, dtype=self.starts.dtype)
-        # the number of starts up to a place; a slice of them would be a view, which compiled code cannot search
+        # search all starts and subtract 1: a slice of them is a view, which compiled code cannot search
         return torch.searchsorted(self.starts, position, right=True) - 1
 
     def first_tokens(self, hidden: Tensor) -> Tensor:
-        """The states of each sequence's first token: (batch, width). Empty sequences give some other token's."""
+        """Return the hidden states of first tokens: (batch, width). Rows of empty sequences are arbitrary."""
         if self.starts is None:
             return hidden[:, 0]
         return hidden[self.starts[:-1].clamp(max=hidden.shape[0] - 1).long()]
 
     def means(self, hidden: Tensor) -> Tensor:
-        """The mean of each sequence's states: (batch, width). Empty sequences give 0."""
+        """Return the mean hidden state of each sequence: (batch, width), 0 for empty sequences."""
         lengths = self.lengths(hidden.device).clamp(min=1)[:, None]
         if self.starts is None:
-            kept = hidden if self.is_token is None else torch.where(self.is_token[..., None], hidden, 0)
-            return kept.sum(1) / lengths
+            masked = hidden if self.is_token is None else torch.where(self.is_token[..., None], hidden, 0)
+            return masked.sum(1) / lengths
         sums = hidden.new_zeros(self.batch, hidden.shape[-1])
         return sums.index_add(0, self.sequence_index(hidden), hidden) / lengths
 
     def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
-        """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads are 0."""
+        """Return packed tensors (tokens, …) as zero-padded rows (batch, max_length, …), and their layout."""
         if self.starts is None:
             return hidden, self
         if self.are_rows:
@@ -246,9 +246,9 @@ class SequenceLayout:
         return rows.unflatten(0, (self.batch, self.max_length)), SequenceLayout.padded(is_token)
 
     def unpad(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Padded rows (batch, longest, …) back in this packed layout, (tokens, …): the inverse of `pad`.
+        """Return padded rows (batch, max_length, …) in this packed layout, (tokens, …): the inverse of `pad`.
 
-        `like` is a tensor that lies in this layout.
+        `like` is any tensor in this layout.
         """
         if self.starts is None:
             return rows
@@ -256,12 +256,12 @@ class SequenceLayout:
             return rows.flatten(0, 1)
         return gather_rows(rows.flatten(0, 1), self._padded_positions(like))
 
-    def chosen(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:
-        """The layout of some sequences alone, and where their tokens stand among the first axis of what lies here.
+    def select(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:
+        """Return the layout of some sequences, and their indices on the first axis of tensors in this layout.
 
-        Packed, that axis is the tokens'; padded, the rows', which are then cut to the longest that is left. On a GPU to
-        ask for it is to wait.
-        Shape: sequences (chosen,), int64, in the order they are to have; places (tokens,) or (chosen,).
+        Packed, these are indices of tokens; padded, of rows, which the caller cuts to the new maximum length. On a GPU
+        it synchronises.
+        Shape: sequences (selected,), int64, in their new order; indices (tokens,) or (selected,).
         """
         if self.starts is None:
             if self.is_token is None:
@@ -275,10 +275,10 @@ class SequenceLayout:
         return SequenceLayout.packed(starts.to(self.starts.dtype), int(lengths.max())), positions
 
     def _padded_positions(self, like: Tensor) -> Tensor:
-        """Where the tokens of a packed layout stand in padded rows one after the other, (tokens,)."""
+        """Return the position of every packed token in flattened padded rows, (tokens,)."""
         return self.sequence_index(like) * self.max_length + self.positions(like)
 
     @cached_property
     def groups(self) -> LengthGroups:
-        """The sequences in groups of about one length; on a GPU to ask for them is to wait."""
+        """Sequences grouped by similar length; on a GPU computing them synchronises."""
         return LengthGroups.of(self.lengths().tolist())

@@ -1,4 +1,4 @@
-"""Plans → batches of token ids, read from the corpus by worker processes."""
+"""Load the batches of a plan from the corpus in worker processes."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from bertsmith.data.shards import TokenCorpus
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids the loader puts around the text."""
+    """Ids of the special tokens that the loader inserts."""
 
     pad: int
     start: int
@@ -29,7 +29,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A batch and its place in the stream."""
+    """A batch and its position in the stream."""
 
     batch: TrainingBatch
     cursor: Cursor
@@ -39,12 +39,12 @@ class Loaded:
 
 
 class BatchReader(Dataset[Loaded]):
-    """Reads the tokens of a plan. Runs in worker processes; keeps no state."""
+    """Reads the batches of a plan. Stateless; may run in worker processes."""
 
     def __init__(self, corpus: TokenCorpus, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
         self.corpus, self.config, self.special = corpus, config, special
         self.slots = slots
-        """Sequences every packed batch is filled up to, so that all have one shape; None for as many as there are."""
+        """Number of sequences that packed batches are padded to, for a fixed shape; None for no such padding."""
 
     def __getitem__(self, plan: MicroBatchPlan[Sequences]) -> Loaded:
         read = self._packed if self.config.layout == "packed" else self._padded
@@ -54,16 +54,16 @@ class BatchReader(Dataset[Loaded]):
         capacity, max_length = self.config.micro_tokens, self.config.length
         lengths = sequences.lengths
         used, count = int(lengths.sum()), len(lengths)
-        # the rest of the batch is filled with sequences of pads, which no other sequence sees
-        filling = (
+        # the rest of the batch is padded with sequences of padding tokens, which no other sequence sees
+        padding = (
             np.diff(np.append(np.arange(used, capacity, max_length), capacity)) if used < capacity else lengths[:0]
         )
-        starts = np.concatenate([[0], np.cumsum(np.concatenate([lengths, filling]))])
+        starts = np.concatenate([[0], np.cumsum(np.concatenate([lengths, padding]))])
         if self.slots is not None:
-            # filled-up batches may need a few more sequences than text needs; the rest are empty
+            # room for the padding sequences; unused slots are empty sequences
             slots = self.slots + -(-capacity // max_length)
             starts = np.concatenate([starts, np.full(slots + 1 - len(starts), capacity)])
-        tokens, types = self._written(sequences, starts[:count], (capacity,))
+        tokens, types = self._assemble(sequences, starts[:count], (capacity,))
         layout = SequenceLayout.packed(torch.from_numpy(starts.astype(np.int32)), max_length)
         return self._batch(tokens, layout, sequences, layout.batch, used, types)
 
@@ -71,25 +71,25 @@ class BatchReader(Dataset[Loaded]):
         rows, length = self.config.micro_tokens // self.config.length, self.config.length
         lengths = np.zeros(rows, dtype=np.int64)
         lengths[: len(sequences)] = sequences.lengths
-        tokens, types = self._written(sequences, np.arange(len(sequences)) * length, (rows, length))
+        tokens, types = self._assemble(sequences, np.arange(len(sequences)) * length, (rows, length))
         is_token = torch.from_numpy(np.arange(length) < lengths[:, None])
         used = int(lengths.sum())
         return self._batch(tokens, SequenceLayout.padded(is_token), sequences, rows, used, types)
 
-    def _written(
+    def _assemble(
         self, sequences: Sequences, begins: np.ndarray, shape: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The tokens of a batch and their types, if they have any, where sequences begin at the places given.
+        """Return the tokens of a batch, with sequences starting at `begins`, and their types, if any.
 
-        Each is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], of type 1 from b on; the rest are pads.
+        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding.
 
-        Shape: begins (sequences,), places in the flattened batch.
+        Shape: begins (sequences,), positions in the flattened batch.
         """
         size = math.prod(shape)
         tokens = np.full(size, self.special.pad, dtype=np.int64)
         sizes = sequences.stop - sequences.start
         before = np.cumsum(sizes) - sizes
-        before -= before[sequences.offsets[:-1]][sequences.owner]  # in the same sequence
+        before -= before[sequences.offsets[:-1]][sequences.owner]  # relative to the sequence
         positions = begins[sequences.owner] + 1 + before + sequences.is_second
         runs = (sequences.document, sequences.start, sequences.stop, positions)
         for document, start, stop, position in zip(*(array.tolist() for array in runs), strict=True):
@@ -118,15 +118,15 @@ class BatchReader(Dataset[Loaded]):
         return TokenBatch(
             tokens=torch.from_numpy(tokens),
             layout=layout,
-            sample=torch.from_numpy(_filled(sequences.sample, slots, 0)),
+            sample=torch.from_numpy(_pad_to(sequences.sample, slots, 0)),
             real_tokens=used,
             types=None if types is None else torch.from_numpy(types),
-            is_next=None if sequences.is_next is None else torch.from_numpy(_filled(sequences.is_next, slots, -100)),
+            is_next=None if sequences.is_next is None else torch.from_numpy(_pad_to(sequences.is_next, slots, -100)),
         )
 
 
 class _Order(Sampler[MicroBatchPlan[Any]]):
-    """Hands plans to the workers one after the other."""
+    """Yields the plans in order."""
 
     def __init__(self, plans: Iterable[MicroBatchPlan[Any]]) -> None:
         self.plans = plans
@@ -138,7 +138,7 @@ class _Order(Sampler[MicroBatchPlan[Any]]):
 def load_batches(
     reader: Dataset[Loaded], plans: Iterable[MicroBatchPlan[Any]], *, workers: int = 0, pin: bool = False
 ) -> DataLoader[Loaded]:
-    """The batches of the plans, in their order, whatever the number of workers; there are no more than cores."""
+    """Return a loader of the plans' batches, in order for any number of workers; at most one worker per core."""
     workers = min(workers, _cores())
     return DataLoader(
         reader,
@@ -148,21 +148,21 @@ def load_batches(
         prefetch_factor=4 if workers else None,
         pin_memory=pin,
         multiprocessing_context="forkserver" if workers else None,
-        worker_init_fn=_leave_signals_alone if workers else None,
+        worker_init_fn=_ignore_interrupts if workers else None,
     )
 
 
 def _cores() -> int:
-    """The cores this process may use; PyTorch warns of more workers than that."""
+    """Return the number of cores this process may use; PyTorch warns about more workers."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _leave_signals_alone(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; what to do about it is the main one's business."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ignore Ctrl-C, which reaches every process of a terminal; the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _filled(array: np.ndarray, slots: int, value: int) -> np.ndarray:
+def _pad_to(array: np.ndarray, slots: int, value: int) -> np.ndarray:
     return np.concatenate([array, np.full(slots - len(array), value, dtype=array.dtype)])

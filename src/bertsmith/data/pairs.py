@@ -1,7 +1,7 @@
-"""Pairs of texts → batches for an encoder-decoder: pairs of similar length stand together.
+"""Batches of text pairs for an encoder-decoder, grouped by similar length.
 
-The source is `[CLS] x [SEP]`; the decoder reads `[CLS] y` and is to say `y [SEP]`. In every epoch the pairs are
-shuffled, sorted by the length of their longer side, cut into micro-batches, and these are shuffled.
+The source is `[CLS] x [SEP]`; the decoder reads `[CLS] y` and predicts `y [SEP]`. In every epoch the pairs are
+shuffled, sorted by the length of their longer side and split into micro-batches, which are shuffled.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,16 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class PairConfig(ExampleConfig):
-    """How pairs of texts become sequences, and how these are stored in memory."""
+    """Sequence length, layout and micro-batches of text pairs."""
 
     length: int = Field(default=256, ge=4)
-    """The most tokens of a source or a target, special tokens counted in."""
+    """Maximum length of a source or target, including special tokens."""
     too_long: Literal["drop", "cut"] = "drop"
-    """What happens to a pair with more tokens: it is left out, or its longer texts lose their ends."""
+    """Drop pairs with more tokens, or truncate their texts."""
     order: Literal["by_length"] = "by_length"
     """Pairs of similar length are batched together."""
     micro_tokens: int = Field(default=4096, ge=4)
-    """The most tokens (pads counted in) of either side of a micro-batch, what one process computes at a time."""
+    """Maximum number of tokens, including padding, on either side of a micro-batch."""
 
     @model_validator(mode="after")
     def _check_room(self) -> "PairConfig":
@@ -46,10 +46,10 @@ class PairConfig(ExampleConfig):
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Sources, what the decoder reads, and what it is to say.
+    """Sources, decoder inputs (`target`) and decoder targets (`expected`).
 
-    Shape: each of source, target and expected (batch, length) or (tokens,) in its layout; sample (batch,). `expected`
-    lies as `target` does and is IGNORED at pads.
+    Shape: source, target and expected (batch, length) or (tokens,); sample (batch,). `expected` has the layout of
+    `target` and is IGNORED at padding.
     """
 
     source: Tensor
@@ -58,19 +58,19 @@ class PairBatch:
     target_layout: SequenceLayout
     expected: Tensor
     sample: Tensor
-    """The number of each pair in its data."""
+    """Index of each pair in its data."""
     real_tokens: int
-    """Tokens of both sides, without pads."""
+    """Number of tokens of both sides, without padding."""
 
     def to(self, device: torch.device | str) -> "PairBatch":
-        """The same batch on another device."""
-        return self._changed(lambda tensor: tensor.to(device, non_blocking=True), lambda layout: layout.to(device))
+        """Return the batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True), lambda layout: layout.to(device))
 
     def pin_memory(self) -> "PairBatch":
-        """The same batch in page-locked memory, from where a GPU copies without waiting."""
-        return self._changed(lambda tensor: tensor.pin_memory(), lambda layout: layout.pin_memory())
+        """Return the batch in pinned memory, for asynchronous copies to a GPU."""
+        return self._map(lambda tensor: tensor.pin_memory(), lambda layout: layout.pin_memory())
 
-    def _changed(
+    def _map(
         self, tensor: Callable[[Tensor], Tensor], layout: Callable[[SequenceLayout], SequenceLayout]
     ) -> "PairBatch":
         return replace(
@@ -86,7 +86,7 @@ class PairBatch:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Tokenised pairs, without special tokens, and what had to be done to over-long ones."""
+    """Tokenised pairs without special tokens, and the numbers of dropped and truncated ones."""
 
     source: Ragged
     target: Ragged
@@ -98,14 +98,14 @@ class Pairs:
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of every source, [CLS] and [SEP] counted in, and of what the decoder reads, [CLS] counted in."""
+        """Lengths of the sources, including [CLS] and [SEP], and of the decoder inputs, including [CLS]."""
         return np.diff(self.source.starts) + 2, np.diff(self.target.starts) + 1
 
     @classmethod
-    def tokenised(
+    def tokenise(
         cls, sources: Sequence[str], targets: Sequence[str], tokenizer: Tokenizer, config: PairConfig
     ) -> "Pairs":
-        """The pairs as token ids, over-long ones left out or cut."""
+        """Tokenise pairs; drop or truncate pairs that are too long."""
         room = config.length - 2
         kept: list[tuple[list[int], list[int]]] = []
         dropped = cut = 0
@@ -120,7 +120,7 @@ class Pairs:
         if not kept:
             raise InputError(
                 f"no pair has at most sequences.length = {config.length} tokens on both sides; "
-                'raise it, or say sequences.too_long = "cut"'
+                'increase it, or set sequences.too_long = "cut"'
             )
         return cls(Ragged.of([source for source, _ in kept]), Ragged.of([target for _, target in kept]), dropped, cut)
 
@@ -143,7 +143,7 @@ class PairPlan(Stream[np.ndarray]):
         return len(bins), lambda position: order[slice(*bins[positions[position]])]
 
     def _bins(self, source: np.ndarray, target: np.ndarray) -> list[tuple[int, int]]:
-        """Runs of pairs, each as long as the tokens of its fuller side, pads counted in, allow."""
+        """Return ranges of consecutive pairs whose fuller side, including padding, fits `micro_tokens`."""
         bins: list[tuple[int, int]] = []
         begin = 0
         max_length, total = [0, 0], [0, 0]
@@ -160,7 +160,7 @@ class PairPlan(Stream[np.ndarray]):
 
 
 class PairReader(Dataset[Loaded]):
-    """Makes the batches of a plan. May run in worker processes; keeps no state."""
+    """Builds the batches of a plan. Stateless; may run in worker processes."""
 
     def __init__(self, pairs: Pairs, config: PairConfig, special: SpecialTokens) -> None:
         self.pairs, self.config, self.special = pairs, config, special
@@ -170,15 +170,15 @@ class PairReader(Dataset[Loaded]):
         sources = [np.concatenate([start, self.pairs.source[index], end]) for index in plan.sequences]
         targets = [np.concatenate([start, self.pairs.target[index]]) for index in plan.sequences]
         expected = [np.concatenate([self.pairs.target[index], end]) for index in plan.sequences]
-        lie = packed if self.config.layout == "packed" else padded
-        source, source_layout = lie(sources, self.special.pad)
-        target, target_layout = lie(targets, self.special.pad)
+        collate = packed if self.config.layout == "packed" else padded
+        source, source_layout = collate(sources, self.special.pad)
+        target, target_layout = collate(targets, self.special.pad)
         batch = PairBatch(
             source=source,
             source_layout=source_layout,
             target=target,
             target_layout=target_layout,
-            expected=lie(expected, IGNORED)[0],
+            expected=collate(expected, IGNORED)[0],
             sample=torch.from_numpy(np.asarray(plan.sequences, dtype=np.int64)),
             real_tokens=sum(map(len, sources)) + sum(map(len, targets)),
         )

@@ -1,8 +1,8 @@
-"""The order of all data: which sequences stand in which micro-batch, as a pure function of the seed.
+"""The order of the data: the assignment of sequences to micro-batches, as a pure function of the seed.
 
-Documents are shuffled once an epoch and worked on in windows. A window becomes sequences, these are shuffled and put
-into micro-batches. The stream of micro-batches is the same whoever reads it: with N processes, process p takes
-those whose number leaves p when divided by N.
+Documents are shuffled once per epoch and processed in windows. The sequences of a window are shuffled and packed into
+micro-batches. The stream of micro-batches is the same for any number of processes: of N processes, process p takes
+the micro-batches with number ≡ p (mod N).
 """
 
 from abc import ABC, abstractmethod
@@ -22,10 +22,10 @@ from bertsmith.settings import Record
 
 
 def pack(lengths: np.ndarray, capacity: int, most: int, *, open_bins: int = 16) -> list[np.ndarray]:
-    """The indices of the sequences in each bin, bins in the order they were closed.
+    """Best-fit packing: return the indices of the sequences in each bin, bins in the order they were closed.
 
-    Each sequence, in the order given, goes to the open bin with the least room that suffices; a bin holds at most
-    `most` sequences. When too many bins are open the fullest is closed.
+    Each sequence, in the given order, goes to the open bin with the least sufficient room. A bin holds at most `most`
+    sequences. If too many bins are open, the fullest is closed.
     """
     if len(lengths) and int(lengths.max()) > capacity:
         raise InputError(f"a sequence of {int(lengths.max())} tokens does not fit a micro-batch of {capacity} tokens")
@@ -62,17 +62,17 @@ _CUTS = {
 
 
 class SequenceConfig(Record):
-    """How a corpus becomes sequences, and how these lie in memory."""
+    """Sequence length, cut, layout and micro-batch size of a corpus."""
 
     length: int = Field(default=128, ge=16)
-    """The most tokens of a sequence, special tokens counted in."""
+    """Maximum sequence length, including special tokens."""
     cut: Literal["chunks", "sentence_pairs", "segments", "convbert_segments"] = "chunks"
-    """Runs of a document's text; BERT's pairs of segments for next-sentence prediction; ELECTRA's examples of one or
-    two segments; the same as ConvBERT's data code makes them, with two tests inverted: nearly always one segment."""
+    """Consecutive chunks of a document; BERT's segment pairs for next-sentence prediction; ELECTRA's examples of one or
+    two segments; or ConvBERT's variant of these, whose code has two conditions inverted: nearly always one segment."""
     layout: Literal["packed", "padded"] = "packed"
-    """Sequences one after the other without pads, or rows of one length."""
+    """Concatenated sequences without padding, or rows padded to one length."""
     micro_tokens: int = Field(default=8192, ge=16)
-    """Tokens (pads counted in) of a micro-batch, what one process computes at a time."""
+    """Tokens of a micro-batch, including padding: what one process computes at a time."""
 
     @model_validator(mode="after")
     def _check_room(self) -> "SequenceConfig":
@@ -88,7 +88,7 @@ class SequenceConfig(Record):
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the stream of micro-batches."""
+    """A position in the stream of micro-batches."""
 
     epoch: int = 0
     window: int = 0
@@ -100,23 +100,23 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class MicroBatchPlan(Generic[Content]):
-    """The sequences of one micro-batch, and its place in the stream."""
+    """The sequences of one micro-batch and its position in the stream."""
 
     sequences: Content
     cursor: Cursor
 
 
 class Stream(ABC, Generic[Content]):
-    """An endless stream of micro-batches, the same whoever reads it: epochs, each of some windows."""
+    """An endless, deterministic stream of micro-batches: epochs of `windows` windows each."""
 
     windows: int
 
     @abstractmethod
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Content]]:
-        """How many micro-batches a window has, and a function that gives the content of one of them."""
+        """Return the number of micro-batches of a window, and a function that returns the content of one."""
 
     def from_cursor(self, cursor: Cursor, *, skip: int = 0, every: int = 1) -> Iterator[MicroBatchPlan[Content]]:
-        """The micro-batches from a cursor on, without the first `skip`, and of the rest one of `every`, for ever."""
+        """Yield micro-batches from a cursor on, endlessly: skip the first `skip`, then take one of `every`."""
         number = 0
         empty = 0
         epoch, window, index = cursor.epoch, cursor.window, cursor.index
@@ -124,7 +124,7 @@ class Stream(ABC, Generic[Content]):
             count, content = self.window(epoch, window)
             empty = 0 if count else empty + 1
             if empty > self.windows:
-                raise InputError("it is too small, it gives no sequences")
+                raise InputError("it is too small to make a sequence")
             for position in range(index, count):
                 if number >= skip and (number - skip) % every == 0:
                     yield MicroBatchPlan(content(position), Cursor(epoch, window, position))
@@ -134,7 +134,7 @@ class Stream(ABC, Generic[Content]):
                 epoch, window = epoch + 1, 0
 
     def one_epoch(self) -> Iterator[MicroBatchPlan[Content]]:
-        """The micro-batches of the first epoch."""
+        """Yield the micro-batches of the first epoch."""
         for batch in self.from_cursor(Cursor()):
             if batch.cursor.epoch:
                 return
@@ -153,15 +153,15 @@ class Plan(Stream[Sequences]):
         documents = len(corpus.lengths)
         total = int(corpus.lengths.sum())
         if total == 0:
-            raise InputError("the corpus part has no tokens to make sequences from")
-        # enough micro-batches for the last one of a window, which is not full, not to matter
-        wanted = window_tokens or max(_WINDOW_TOKENS, 64 * config.micro_tokens)
-        self.window_documents = max(1, round(documents * wanted / total))
+            raise InputError("the corpus split has no tokens")
+        # enough micro-batches that the last one of a window, which is not full, has little effect
+        target = window_tokens or max(_WINDOW_TOKENS, 64 * config.micro_tokens)
+        self.window_documents = max(1, round(documents * target / total))
         self.windows = -(-documents // self.window_documents)
         self.slots = self._slots()
 
     def _slots(self) -> int:
-        """The most sequences a micro-batch may hold: a quarter above the expected number."""
+        """Return the maximum number of sequences of a micro-batch: 25 % above the expected number."""
         if self.config.layout == "padded":
             return self.config.micro_tokens // self.config.length
         body = self.config.length - 2
@@ -171,11 +171,11 @@ class Plan(Stream[Sequences]):
         return int(1.25 * self.config.micro_tokens / mean) + 8
 
     def check(self, split: str) -> "Plan":
-        """The plan itself, after making sure that this part of a corpus gives at least one micro-batch."""
+        """Return the plan; raise InputError if this split has no micro-batch."""
         try:
             next(self.from_cursor(Cursor()))
         except InputError as error:
-            raise InputError(f"{split} part: {error} with sequences.cut = {self.config.cut!r}") from None
+            raise InputError(f"{split} split: {error} with sequences.cut = {self.config.cut!r}") from None
         return self
 
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Sequences]]:
@@ -191,8 +191,8 @@ class Plan(Stream[Sequences]):
         return len(bins), lambda position: sequences.take(bins[position])
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The documents in this epoch's order; the last one asked for is kept."""
-        kept = getattr(self, "_kept_order", None)
-        if kept is None or kept[0] != epoch:
-            kept = self._kept_order = (epoch, shuffled(len(self.corpus.lengths), self.seed, epoch, 4))
-        return kept[1]
+        """Return the order of the documents in an epoch; the last order is cached."""
+        cached = getattr(self, "_cached_order", None)
+        if cached is None or cached[0] != epoch:
+            cached = self._cached_order = (epoch, shuffled(len(self.corpus.lengths), self.seed, epoch, 4))
+        return cached[1]

@@ -1,20 +1,20 @@
-"""Random numbers as a pure function of what they are for: no state, so any process can draw any of them."""
+"""Counter-based random numbers: a pure function of seed and counter, so that any process can compute any of them."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the constants of the splitmix64 finaliser
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # constants of the splitmix64 finaliser
 _STEP = 0x9E3779B97F4A7C15
 
 
 def _signed(value: int) -> int:
-    """The two's complement of a 64-bit constant: PyTorch has no unsigned arithmetic."""
+    """Return a 64-bit constant in two's complement: PyTorch has no unsigned arithmetic."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def key(*parts: int) -> int:
-    """A 62-bit number that depends on all the parts, for seeding.
+    """Return a 62-bit seed that depends on all parts.
 
     >>> key(1, 2) == key(1, 2), key(1, 2) == key(2, 1)
     (True, False)
@@ -33,7 +33,7 @@ def _mix_numpy(value: np.uint64) -> np.uint64:
 
 
 def bits(stream: Tensor | int, counter: Tensor) -> Tensor:
-    """62 random bits for every counter of a stream (splitmix64), the same on every device.
+    """Return 62 random bits for every counter of a stream (splitmix64), the same on every device.
 
     Shape: stream and counter int64, any shapes that broadcast.
     """
@@ -44,25 +44,25 @@ def bits(stream: Tensor | int, counter: Tensor) -> Tensor:
 
 
 def uniform(stream: Tensor | int, counter: Tensor) -> Tensor:
-    """A float32 number in [0, 1) for every counter of a stream."""
+    """Return a float32 number in [0, 1) for every counter of a stream."""
     return _shift(bits(stream, counter), 38).float() * 2.0**-24
 
 
 def _shift(value: Tensor, positions: int) -> Tensor:
-    """The logical right shift: PyTorch's own repeats the sign bit."""
+    """Logical right shift; PyTorch's operator is arithmetic."""
     return (value >> positions) & ((1 << (64 - positions)) - 1)
 
 
 def shuffled(count: int, *parts: int) -> np.ndarray:
-    """A permutation of range(count) that depends only on the parts."""
+    """Return a permutation of range(count) that depends only on the parts."""
     return np.random.default_rng(key(*parts)).permutation(count)
 
 
 def generator(*parts: int) -> np.random.Generator:
-    """A NumPy generator that depends only on the parts."""
+    """Return a NumPy generator that depends only on the parts."""
     return np.random.default_rng(key(*parts))
 
 
 def seed_everything(*parts: int) -> None:
-    """Seeds PyTorch's own draws (dropout) for one micro-batch: they too depend on nothing but the parts."""
+    """Seed PyTorch's generators (dropout) for one micro-batch from the parts."""
     torch.manual_seed(key(*parts))

@@ -1,6 +1,6 @@
-"""Documents → the sequences a model reads, as plain arrays of places in the corpus: nothing is read here but lengths.
+"""Cut documents into sequences, represented as arrays of token ranges; only lengths are read here.
 
-What comes out depends only on the seed, the epoch and the documents given.
+The result depends only on the seed, the epoch and the given documents.
 """
 
 from bisect import bisect_left
@@ -13,11 +13,11 @@ import numpy as np
 
 from bertsmith.data.random import generator, key
 
-SHORTEST = 8  # tokens of text; less teaches nothing and is left to another epoch's cut
+SHORTEST = 8  # minimum tokens of text; shorter pieces are dropped, and another epoch cuts elsewhere
 
 
 class Documents(Protocol):
-    """What sequences are cut from; a TokenCorpus is one."""
+    """The interface of a corpus that sequences are cut from, such as a TokenCorpus."""
 
     @property
     def lengths(self) -> np.ndarray: ...
@@ -27,10 +27,10 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Some sequences: a first segment and perhaps a second one, each put together from runs of documents.
+    """Sequences of one or two segments, each concatenated from runs of documents.
 
     A run is the token range start:stop of a document. The runs of sequence i are offsets[i]:offsets[i + 1], at least
-    one, those of the second segment last.
+    one, with the runs of the second segment last.
 
     Shape: document, start, stop, is_second (runs,); offsets (sequences + 1,); sample, is_next (sequences,).
     """
@@ -48,23 +48,23 @@ class Sequences:
 
     @cached_property
     def owner(self) -> np.ndarray:
-        """The sequence each run belongs to, (runs,)."""
+        """Index of each run's sequence, (runs,)."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @cached_property
     def segment_lengths(self) -> np.ndarray:
-        """The tokens of text of each segment, (sequences, 2); 0 for one that is not there."""
+        """Tokens of text of each segment, (sequences, 2); 0 for a missing one."""
         segment = self.owner * 2 + self.is_second
         sizes = np.bincount(segment, weights=self.stop - self.start, minlength=2 * len(self))
         return sizes.astype(np.int64).reshape(-1, 2)
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each sequence, [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; (sequences,)."""
+        """Length of each sequence, [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; (sequences,)."""
         return self.segment_lengths.sum(1) + 2 + (self.segment_lengths[:, 1] > 0)
 
     def take(self, index: np.ndarray) -> "Sequences":
-        """The sequences at these places, in this order."""
+        """Return the sequences at these indices, in this order."""
         counts = np.diff(self.offsets)[index]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         runs = np.repeat(self.offsets[index] - offsets[:-1], counts) + np.arange(offsets[-1])
@@ -80,11 +80,11 @@ class Sequences:
 
 
 def chunks(corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int) -> Sequences:
-    """Every document cut into runs of `length` tokens with [CLS] and [SEP]; each epoch begins at other places."""
+    """Cut every document into chunks of `length` tokens, including [CLS] and [SEP], at another offset each epoch."""
     body = length - 2
     sizes = corpus.lengths[documents]
     shift = generator(seed, epoch, int(documents[0]), 1).integers(0, body, size=len(documents))
-    # a document that fits stays whole; a first run too short to be kept is joined to no other, so do not make one
+    # a document that fits stays whole; avoid a first run that would be too short to keep
     shift = np.where((sizes <= body) | (shift < SHORTEST), 0, shift)
     counts = -(-np.maximum(sizes - shift, 0) // body) + (shift > 0)
     owner = np.repeat(np.arange(len(documents)), counts)
@@ -102,15 +102,15 @@ def chunks(corpus: Documents, documents: np.ndarray, length: int, seed: int, epo
 def sentence_pairs(
     corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int, *, short_share: float = 0.1
 ) -> Sequences:
-    """BERT's pairs for next-sentence prediction (Devlin et al. 2019 and its data code).
+    """Return BERT's pairs for next-sentence prediction (Devlin et al. 2019 and its data code).
 
-    A run of sentences of about `length` tokens is cut in two; half of the time the second part is taken from another
-    document instead, and the sentences it displaced are used again. With the chance `short_share` a document is cut
+    A run of sentences of about `length` tokens is split in two; half of the time the second part is replaced by one
+    from another document, and the replaced sentences are used again. With probability `short_share` a document is cut
     into shorter runs.
     """
     rows: list[tuple[int, ...]] = []
     for document in documents.tolist():
-        rows += _pairs_of(corpus, document, length - 3, Random(key(seed, epoch, document, 2)), short_share)
+        rows += _document_pairs(corpus, document, length - 3, Random(key(seed, epoch, document, 2)), short_share)
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
     position, is_next, document = table.T[:3]
     runs = table[:, 2:].reshape(-1, 3)  # (pairs, 2 of document, start and stop) -> (2 pairs, 3)
@@ -119,8 +119,10 @@ def sentence_pairs(
     return Sequences(runs[:, 0], runs[:, 1], runs[:, 2], is_second, offsets, sample, is_next)
 
 
-def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_share: float) -> list[tuple[int, ...]]:
-    """Rows (place, is next, document, start, stop, and these three of the second part)."""
+def _document_pairs(
+    corpus: Documents, document: int, room: int, draw: Random, short_share: float
+) -> list[tuple[int, ...]]:
+    """Return rows (index, is_next, document, start, stop, and the last three for the second segment)."""
     starts = corpus.sentence_starts(document).tolist()
     sentences, total = len(starts) - 1, len(corpus.lengths)
     target = room if draw.random() >= short_share else draw.randint(2, room)
@@ -136,8 +138,8 @@ def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_s
         if is_random:
             other = draw.randrange(total - 1)
             other += other >= document
-            second = _run(corpus, other, target - (first[1] - first[0]), draw)
-            following = cut  # the displaced sentences are put back
+            second = _random_run(corpus, other, target - (first[1] - first[0]), draw)
+            following = cut  # use the replaced sentences again
         else:
             other, second, following = document, (starts[cut], starts[end]), end
         if first[1] > first[0] and second[1] > second[0]:
@@ -147,8 +149,8 @@ def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_s
     return rows
 
 
-def _run(corpus: Documents, document: int, target: int, draw: Random) -> tuple[int, int]:
-    """Consecutive sentences of a document from a random one on, about `target` tokens."""
+def _random_run(corpus: Documents, document: int, target: int, draw: Random) -> tuple[int, int]:
+    """Return the token range of consecutive sentences from a random one on, about `target` tokens."""
     starts = corpus.sentence_starts(document)
     begin = draw.randrange(max(1, len(starts) - 1))
     end = int(np.searchsorted(starts, starts[begin] + max(1, target), side="left"))
@@ -158,12 +160,12 @@ def _run(corpus: Documents, document: int, target: int, draw: Random) -> tuple[i
 def _truncate(
     first: tuple[int, int], second: tuple[int, int], room: int, draw: Random
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The longer of the two loses tokens, each from the front or the back with equal chance, until both fit."""
+    """Remove tokens from the longer segment, each from a random end, until both fit."""
     sizes = [first[1] - first[0], second[1] - second[0]]
     surplus = sum(sizes) - room
     if surplus <= 0:
         return first, second
-    # token by token from the longer one is the same as levelling them first and then taking turns
+    # removing tokens from the longer one is the same as making them equal first and then alternating
     difference = sizes[0] - sizes[1]
     levelled = min(surplus, abs(difference))
     lost = [levelled, 0] if difference > 0 else [0, levelled]
@@ -171,11 +173,11 @@ def _truncate(
     lost[1] += (surplus - levelled + 1) // 2
     result = []
     for (start, stop), loss in zip((first, second), lost, strict=True):
-        front = draw.getrandbits(loss).bit_count() if loss else 0  # as many coins as tokens
+        front = draw.getrandbits(loss).bit_count() if loss else 0  # one coin flip per token
         result.append((start + front, stop - (loss - front)))
     return result[0], result[1]
 
 
 def samples(corpus: Documents, document: np.ndarray, position: np.ndarray, epoch: int) -> np.ndarray:
-    """A number for each sequence that no other sequence of any epoch has."""
+    """Return a unique id for each sequence across all epochs."""
     return ((epoch * len(corpus.lengths) + document) << 24) + position

@@ -1,10 +1,10 @@
-"""A tokenised corpus read from disk: flat token shards with document and sentence offsets, memory-mapped.
+"""Read a tokenised corpus: memory-mapped token shards with document and sentence offsets.
 
-One shard is one file of little-endian numbers without a header; the manifest holds the counts. In this order:
+A shard is a file of little-endian integers without a header; the manifest has the counts. It contains, in order:
 
-    document_offsets   int64 (documents + 1)   where each document begins among the tokens; last: tokens
-    document_sentences int64 (documents + 1)   where each document begins among the sentences; last: sentences
-    sentence_offsets   int64 (sentences + 1)   where each sentence begins among the tokens; last: tokens
+    document_offsets   int64 (documents + 1)   index of each document's first token; last: tokens
+    document_sentences int64 (documents + 1)   index of each document's first sentence; last: sentences
+    sentence_offsets   int64 (sentences + 1)   index of each sentence's first token; last: tokens
     tokens             uint16 or uint32 (tokens)
 """
 
@@ -27,32 +27,32 @@ JOURNAL = "journal.jsonl"
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 
-# each open memory map holds a file descriptor, of which a process has about a thousand
-_SHARDS_OPEN = 256
+# each open memory map uses a file descriptor, of which a process has about a thousand
+_MAX_OPEN_SHARDS = 256
 
 
 class Source(Record):
-    """One file the corpus was made from."""
+    """One source file of the corpus."""
 
     name: str
     bytes: int
 
 
 class Shard(Record):
-    """One file of a part."""
+    """One file of a split."""
 
     file: str
     documents: int
     sentences: int
     tokens: int
     text_bytes: int
-    """UTF-8 bytes of the text the tokens came from."""
+    """UTF-8 bytes of the tokenised text."""
     bytes: int
     sha256: str
 
 
 class Counts(Record):
-    """The sums over all shards of a part."""
+    """Sums over all shards of a split."""
 
     documents: int
     sentences: int
@@ -61,7 +61,7 @@ class Counts(Record):
 
 
 class Manifest(Record):
-    """What a finished corpus folder holds; written last, so a folder that has it is whole."""
+    """Settings, counts and shards of a corpus; written last, so a folder with a manifest is complete."""
 
     format: int = FORMAT
     tokenizer_hash: str
@@ -77,12 +77,12 @@ class Manifest(Record):
 
 
 def token_dtype(vocabulary: int) -> Literal["uint16", "uint32"]:
-    """The narrowest type that holds every id of a vocabulary."""
+    """Return the narrowest type for the ids of a vocabulary."""
     return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a finished corpus folder."""
+    """Read the manifest of a finished corpus folder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"corpus folder {str(folder)!r} does not exist; make one with `bertsmith corpus`")
@@ -90,9 +90,9 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not path.is_file():
         if (folder / JOURNAL).is_file():
             raise InputError(
-                f"corpus folder {str(folder)!r} is half-built; run the same `bertsmith corpus` again to finish it"
+                f"corpus folder {str(folder)!r} is unfinished; run the same `bertsmith corpus` again to finish it"
             )
-        raise InputError(f"folder {str(folder)!r} holds no corpus: {MANIFEST} is missing")
+        raise InputError(f"folder {str(folder)!r} contains no corpus: {MANIFEST} is missing")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -106,7 +106,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     return Manifest.parse(data, str(path))
 
 
-class _Open(NamedTuple):
+class _OpenShard(NamedTuple):
     """The arrays of one shard, all views of its memory map."""
 
     document_offsets: np.ndarray
@@ -116,14 +116,14 @@ class _Open(NamedTuple):
 
 
 class TokenCorpus:
-    """Random access to the documents of one part of a corpus; nothing is read before it is asked for.
+    """Random access to the documents of one split of a corpus; shards are opened lazily.
 
-    Pickles as its folder and part, so that loader processes open their own memory maps.
+    Pickles as its folder and split, so that loader processes open their own memory maps.
     """
 
     def __init__(self, folder: str | Path, split: Split = "train") -> None:
         if split not in SPLITS:
-            raise InputError(f"part is {split!r}; allowed: {', '.join(SPLITS)}")
+            raise InputError(f"split is {split!r}; allowed: {', '.join(SPLITS)}")
         self.folder = Path(folder)
         self.split: Split = split
         self.manifest = read_manifest(self.folder)
@@ -138,10 +138,10 @@ class TokenCorpus:
             )
         for shard in self._shards:
             self._check_size(shard)
-        # first document of each shard, and the end; a list, because bisect on it is faster than on an array
+        # first document of each shard, and the end; a list, because bisect is faster on it than on an array
         ends = np.cumsum([shard.documents for shard in self._shards]).tolist()
         self._firsts: list[int] = [0, *ends]
-        self._opened: dict[int, _Open] = {}
+        self._opened: dict[int, _OpenShard] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder, self.split)
@@ -151,14 +151,14 @@ class TokenCorpus:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The tokens of each document.
+        """Number of tokens of each document.
 
         Shape: (documents,), int64
         """
         return np.concatenate([np.diff(self._open(index).document_offsets) for index in range(len(self._shards))])
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        """The tokens of a document from `start` up to `stop`, a view of the file.
+        """Return the tokens start:stop of a document, a view of the file.
 
         Shape: (stop - start,), uint16 or uint32
         """
@@ -168,7 +168,7 @@ class TokenCorpus:
         return shard.tokens[offset + start : offset + stop]
 
     def sentence_starts(self, document: int) -> np.ndarray:
-        """Where each sentence of a document begins inside it; first 0, last the document's length.
+        """Return the offset of each sentence in a document; first 0, last the document's length.
 
         Shape: (sentences + 1,), int64
         """
@@ -177,15 +177,15 @@ class TokenCorpus:
         position = document - self._firsts[index]
         first = shard.document_sentences.item(position)
         last = shard.document_sentences.item(position + 1)
-        # the last offset taken is where the next document begins
+        # the last offset is the start of the next document
         return shard.sentence_offsets[first : last + 1] - shard.document_offsets.item(position)
 
     def verify(self) -> None:
-        """Nothing, after reading every shard and comparing its checksum; raises InputError on the first damaged one."""
+        """Compare the checksums of all shards; raise InputError for the first damaged one."""
         for shard in self._shards:
             with (self.folder / shard.file).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != shard.sha256:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            if checksum != shard.sha256:
                 raise InputError(f"shard {str(self.folder / shard.file)!r} is damaged: its checksum differs")
 
     def _check_size(self, shard: Shard) -> None:
@@ -193,26 +193,26 @@ class TokenCorpus:
         if not path.is_file():
             raise InputError(f"shard {str(path)!r} is missing; build the corpus again")
         width = np.dtype(self.manifest.dtype).itemsize
-        counted = 8 * (2 * (shard.documents + 1) + shard.sentences + 1) + width * shard.tokens
+        expected = 8 * (2 * (shard.documents + 1) + shard.sentences + 1) + width * shard.tokens
         size = path.stat().st_size
-        if not size == shard.bytes == counted:
-            raise InputError(f"shard {str(path)!r} has {size} bytes instead of {counted}; build the corpus again")
+        if not size == shard.bytes == expected:
+            raise InputError(f"shard {str(path)!r} has {size} bytes instead of {expected}; build the corpus again")
 
-    def _open(self, index: int, document: int = 0) -> _Open:
-        """The arrays of a shard, opened unless they are already."""
+    def _open(self, index: int, document: int = 0) -> _OpenShard:
+        """Return the arrays of a shard, opening it if necessary."""
         if not 0 <= index < len(self._shards):
             raise IndexError(f"document {document} is outside 0..{self.documents - 1}")
         if index in self._opened:
             return self._opened[index]
-        if len(self._opened) >= _SHARDS_OPEN:
-            # the oldest goes; arrays already handed out keep their map alive
+        if len(self._opened) >= _MAX_OPEN_SHARDS:
+            # close the oldest; arrays in use keep their map alive
             del self._opened[next(iter(self._opened))]
         shard = self._shards[index]
         # plain arrays over the map: slicing np.memmap itself is several times slower
         whole = np.asarray(np.memmap(self.folder / shard.file, dtype=np.uint8, mode="r"))
         sizes = np.array([shard.documents + 1, shard.documents + 1, shard.sentences + 1]) * 8
         documents, document_sentences, sentences, tokens = np.split(whole, np.cumsum(sizes))
-        opened = _Open(
+        opened = _OpenShard(
             documents.view("<i8"),
             document_sentences.view("<i8"),
             sentences.view("<i8"),
@@ -223,11 +223,12 @@ class TokenCorpus:
 
 
 def unigram_level(train: TokenCorpus, held_out: TokenCorpus, *, most_tokens: int = 50_000_000) -> float:
-    """The loss, in nats a token, of guessing held-out tokens by their frequency in the training part."""
-    seen = _counts(train, most_tokens)
-    wanted = _counts(held_out, most_tokens)
-    shares = (seen + 1) / (seen.sum() + len(seen))  # add-one: a piece never seen must not cost infinity
-    return float(-(wanted * np.log(shares)).sum() / wanted.sum())
+    """Return the loss in nats per token of predicting held-out tokens by their frequency in the training split."""
+    train_counts = _counts(train, most_tokens)
+    held_out_counts = _counts(held_out, most_tokens)
+    # add-one smoothing: an unseen token must not have infinite loss
+    probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
+    return float(-(held_out_counts * np.log(probabilities)).sum() / held_out_counts.sum())
 
 
 def _counts(corpus: TokenCorpus, most_tokens: int) -> np.ndarray:
@@ -238,7 +239,7 @@ def _counts(corpus: TokenCorpus, most_tokens: int) -> np.ndarray:
             break
         texts.append(corpus.read(document, 0, length))
         read += length
-        # many documents at a time: one count touches the whole vocabulary
+        # count many documents at a time: every bincount touches the whole vocabulary
         if len(texts) == 1000:
             counts += np.bincount(np.concatenate(texts), minlength=corpus.vocabulary)
             texts = []

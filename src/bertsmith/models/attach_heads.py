@@ -1,4 +1,4 @@
-"""Change the heads of a model: those of pre-training, or the head of a task."""
+"""Replace the heads of a model by pre-training heads or by the head of a task."""
 
 import copy
 
@@ -11,14 +11,14 @@ from bertsmith.models.seq2seq import Seq2Seq
 
 
 def with_heads(config: ModelConfig, kinds: tuple[str, ...]) -> ModelConfig:
-    """Return the config with exactly these heads, keeping those it has, and its mask decoder where one is used."""
+    """Return the config with exactly these heads; existing ones keep their settings, as does a mask decoder."""
     given = {head.kind: head for head in config.heads}
-    wanted = [*kinds, *(["mask_decoder"] if "masked_tokens" in kinds and "mask_decoder" in given else [])]
-    return config.changed(heads=tuple(given.get(kind) or default_head(config, kind) for kind in wanted))
+    required = [*kinds, *(["mask_decoder"] if "masked_tokens" in kinds and "mask_decoder" in given else [])]
+    return config.changed(heads=tuple(given.get(kind) or default_head(config, kind) for kind in required))
 
 
 def default_head(config: ModelConfig, kind: str) -> HeadConfig:
-    """Return a head as the published sizes of the same family have it, or with its own defaults."""
+    """Return the head's settings from the published sizes of the same family, or else its defaults."""
     published = (architecture(size) for architecture, size in PRESETS.values())
     known = (head for other in published if other.family == config.family for head in other.heads)
     fresh: dict[str, type[HeadConfig]] = HEADS
@@ -28,7 +28,7 @@ def default_head(config: ModelConfig, kind: str) -> HeadConfig:
 def fit_heads(model: Model, config: ModelConfig, name: str, *, seed: int) -> tuple[Model, list[str]]:
     """Return the model with the heads of a config, and notices about fresh and dropped heads.
 
-    Heads that the model has keep their weights; `name` is the model's name for the notices.
+    Heads that the model already has keep their weights; `name` is the model's name in the notices.
     """
     fresh = build(config.changed(generator=None), seed=seed)
     missing = [kind for kind in fresh.heads if kind not in model.heads]
@@ -40,14 +40,14 @@ def fit_heads(model: Model, config: ModelConfig, name: str, *, seed: int) -> tup
     if isinstance(fresh, Seq2Seq) and isinstance(model, Seq2Seq):
         fresh.decoder = model.decoder
     fresh.tokenizer = model.tokenizer
-    notices = [f"{name!r} lacks the head {kind}: it begins with fresh weights" for kind in missing]
+    notices = [f"{name!r} lacks the head {kind}: it starts with fresh weights" for kind in missing]
     if unused:
         notices.append(f"heads of {name!r} that the objective does not train are left out: {', '.join(unused)}")
     return fresh, notices
 
 
 def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
-    """Return the model with a task's head, the pooler if that head reads it, and no head of pre-training.
+    """Return the model with a task head, the pooler if that head reads it, and no pre-training heads.
 
     A head with the same settings keeps its weights, so that fine-tuning can be continued.
     """

@@ -1,4 +1,4 @@
-"""From a config to a network: `build` for a fresh one, `extract` for a part of a trained one."""
+"""Build a network from a config with `build`, or a smaller one from a trained model with `extract`."""
 
 import copy
 
@@ -18,7 +18,7 @@ from bertsmith.models.universal import StepSignal, UniversalEncoder
 
 
 def build(config: ModelConfig, *, seed: int | None = None) -> Model:
-    """A model with fresh weights; the same seed gives the same weights (None: from PyTorch's global generator)."""
+    """Return a model with fresh weights, reproducible by seed (None uses PyTorch's global generator)."""
     model = assemble(config)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     initialise(model, config.encoder.init_std, generator)
@@ -32,8 +32,8 @@ def build(config: ModelConfig, *, seed: int | None = None) -> Model:
 
 
 def assemble(config: ModelConfig) -> Model:
-    """The network of a config with weights that are not set yet, for those who fill them in."""
-    last = config.decoder or config.encoder  # heads stand on the last stack
+    """Return the network of a config with uninitialised weights."""
+    last = config.decoder or config.encoder  # heads read the last stack
     heads = {head.kind: head.build(last.width, last.embedding_width, last.vocabulary) for head in config.heads}
     if config.decoder is None:
         generator = None if config.generator is None else assemble(config.generator.model)
@@ -47,7 +47,7 @@ def assemble(config: ModelConfig) -> Model:
 
 
 def share(model: Model) -> None:
-    """Makes the generator's embedding the model's own where its config says so; the widening stays its own."""
+    """Tie the generator's embedding to the model's if `sharing` is "full"; its width projection stays separate."""
     if model.generator is None or model.config.generator is None or model.config.generator.sharing != "full":
         return
     own, others = model.encoder.embedding, model.generator.encoder.embedding
@@ -57,9 +57,9 @@ def share(model: Model) -> None:
 
 @torch.no_grad()
 def initialise(model: nn.Module, init_std: float, generator: torch.Generator | None = None) -> None:
-    """BERT's first weights: matrices from a truncated normal, biases 0, norms 1.
+    """Initialise weights as BERT does: matrices from a truncated normal, biases 0, norms 1.
 
-    A part that needs others has a method `initialise(deviation, generator)`, which is called after the common rule.
+    A module with its own scheme has a method `initialise(init_std, generator)`, which is called afterwards.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
@@ -77,33 +77,33 @@ def initialise(model: nn.Module, init_std: float, generator: torch.Generator | N
 
 @torch.no_grad()
 def scale_outputs(model: Model) -> None:
-    """Divides the weights of what adds to the stream by the root of its number, in stacks whose config says so."""
+    """Divide the n output projections of each stack with `scales_outputs` by √n."""
     stacks = [(model.encoder, model.config.encoder)]
     if isinstance(model, Seq2Seq) and model.config.decoder is not None:
         stacks.append((model.decoder, model.config.decoder))
     for stack, config in stacks:
         if config.scales_outputs:
             outputs = [output for block in stack._blocks() for output in block.outputs]
-            for output in dict.fromkeys(outputs):  # a shared one counts in every layer and is scaled once
+            for output in dict.fromkeys(outputs):  # a shared projection counts in every layer but is scaled once
                 output.weight.div_(len(outputs) ** 0.5)
     if model.generator is not None:
         scale_outputs(model.generator)
 
 
 def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
-    """The same weights in the network of another config, one that asks for the same parameters.
+    """Return a model with the same weights and another config, which must have the same parameters.
 
-    Random matrices that the model does not have are drawn with the seed, those it has no more use for are dropped.
+    Missing random feature matrices are drawn with the seed; unused ones are dropped.
     """
     other = assemble(config).to(next(model.parameters()))
-    refusal = "the weights of this model do not fit the config:"
+    message = "the weights of this model do not fit the config:"
     try:
         differing = other.load_state_dict(model.state_dict(), strict=False)
     except RuntimeError as error:
-        raise InputError(f"{refusal} {str(error).splitlines()[1].strip()}") from None
+        raise InputError(f"{message} {str(error).splitlines()[1].strip()}") from None
     for name in (*differing.missing_keys, *differing.unexpected_keys):
         if not name.endswith(".projection"):
-            raise InputError(f"{refusal} only one of them has {name}")
+            raise InputError(f"{message} only one of them has {name}")
     generator = torch.Generator().manual_seed(seed)
     for name, module in other.named_modules():
         if isinstance(module, FavorAttention) and f"{name}.projection" in differing.missing_keys:
@@ -113,9 +113,9 @@ def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
 
 
 def extract(model: Model, subnet: Subnet) -> Model:
-    """The sub-network as an ordinary, smaller model with weights of its own.
+    """Return the sub-network as an ordinary, smaller model with its own weights.
 
-    Of a seq2seq model both stacks are cut; a generator is left behind, and where layers go, so are exits between them.
+    Both stacks of a seq2seq model are cut. A generator is dropped, and so are exits if layers are removed.
     """
     encoder, quantisation = _cut_config(model.config.encoder, model.encoder, subnet), model.config.quantisation
     if quantisation is not None:
@@ -156,7 +156,7 @@ def _stack(config: EncoderConfig) -> Encoder:
 
 
 def _blocks(config: EncoderConfig) -> list[Block]:
-    """The layers; what they share is the first one's."""
+    """Return all layers; shared modules are created once, in the first layer."""
     first = _block(config.layers[0], config.width)
     mixing = first if config.shares_mixer else None
     feeding = first if config.shares_feedforward else None
@@ -164,7 +164,7 @@ def _blocks(config: EncoderConfig) -> list[Block]:
 
 
 def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding: Block | None = None) -> Block:
-    """A layer of its own, but for its mixers or its feed-forward, which are those of another where one is given."""
+    """Return one layer; `mixing` and `feeding` are blocks whose mixers and feed-forward it shares."""
     if mixing is None:
         mixer, mixer_norm = layer.mixer.build(width), _mixer_norm(layer, width)
         cross = None if layer.cross is None else (layer.cross.build(width), layer.norm.build(width))

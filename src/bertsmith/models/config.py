@@ -1,4 +1,4 @@
-"""The schema of a whole model. Sizes live in sizes.py and published.py; each part's settings beside the part."""
+"""The config of a whole model. Sizes are in sizes.py and published.py; each module's settings are beside the module."""
 
 from typing import Literal
 
@@ -23,12 +23,12 @@ class LayerConfig(Record):
     feedforward: FeedForwardConfig
     norm: NormConfig = NormConfig()
     has_mixer_norm: bool = True
-    """The norm of the mixer; without it only the feed-forward has one, as in the first layer of ModernBERT, which
-    stands right after the embedding's norm."""
+    """Whether the mixer has a norm. False in the first layer of ModernBERT, which directly follows the embedding's
+    norm."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On the output of mixer and feed-forward, before the residual sum."""
+    """Dropout on the outputs of mixer and feed-forward, before the residual sum."""
     cross: AnyMixer | None = None
-    """In a decoder: the mixer that looks at the encoder's states, between mixer and feed-forward."""
+    """In a decoder: the mixer between mixer and feed-forward that attends to the encoder's hidden states."""
     branch: BranchConfig | None = None
     """A convolution beside the whole layer."""
 
@@ -37,16 +37,16 @@ class LayerConfig(Record):
         if self.cross is None:
             return self
         if not self.cross.reads_memory:
-            raise ValueError(f"cross is of kind {self.cross.kind!r}, which cannot look at an encoder")
+            raise ValueError(f"cross is of kind {self.cross.kind!r}, which cannot attend to an encoder")
         if self.cross.heads != self.mixer.heads:
-            raise ValueError(f"cross has {self.cross.heads} heads and mixer {self.mixer.heads}; allowed: as many")
+            raise ValueError(f"cross has {self.cross.heads} heads and mixer {self.mixer.heads}; they must be equal")
         if self.cross.is_causal:
-            raise ValueError("cross.is_causal is true; a cross mixer sees the whole encoder")
+            raise ValueError("cross.is_causal is true; a cross mixer attends to the whole source")
         return self
 
 
 class EncoderConfig(Record):
-    """embedding → layers → states. A layer in a file may say `repeat = 12`."""
+    """embedding → layers → hidden states. In a file, `repeat = 12` repeats a layer."""
 
     vocabulary: int = Field(gt=0)
     width: int = Field(gt=0)
@@ -57,17 +57,17 @@ class EncoderConfig(Record):
     relative: RelativeConfig | None = None
     """The table of relative positions that disentangled mixers read."""
     sharing: Literal["none", "all", "mixer", "feedforward"] = "none"
-    """What all layers have in common: nothing, everything, their mixers, or their feed-forwards (with their norms)."""
+    """Weights that all layers share: none, all, the mixers, or the feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
-    """Take the layers as steps of a Universal Transformer; the paper's has `sharing = "all"`, too."""
+    """Run the layers as steps of a Universal Transformer; the paper's model also has `sharing = "all"`."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the layers that are left out in training, drawn anew for every micro-batch, so that some of them can be
-    taken away for good later (LayerDrop, Fan et al. 2020)."""
+    """Probability of skipping each layer in training, drawn for every micro-batch, so that layers can be removed
+    later (LayerDrop, Fan et al. 2020)."""
     init_std: float = Field(default=0.02, gt=0)
-    """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
+    """Standard deviation of fresh weights, drawn from a normal truncated at two standard deviations."""
     scales_outputs: bool = False
-    """Divide the fresh weights of all layers that add to the stream by the root of their number, so that its size does
-    not grow with the depth; for pre-norm encoders."""
+    """Divide the fresh weights of the n projections that write to the residual stream by √n, so that its scale does
+    not grow with depth; for pre-norm encoders."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> "EncoderConfig":
@@ -80,20 +80,20 @@ class EncoderConfig(Record):
                 except ValueError as error:
                     raise ValueError(f"layers.{index}.{name}: {error}") from None
                 if self.relative is None and isinstance(part, MixerConfig) and part.reads_positions:
-                    raise ValueError(f"layers.{index}.{name} reads relative positions; give relative")
+                    raise ValueError(f"layers.{index}.{name} reads relative positions; set relative")
         return self
 
     @model_validator(mode="after")
     def _check_rank(self) -> "EncoderConfig":
-        rank, most = self.embedding.rank, min(self.vocabulary, self.embedding_width)
-        if rank is not None and rank > most:
-            raise ValueError(f"embedding.rank is {rank}; allowed: up to {most}, the full rank of the table")
+        rank, full_rank = self.embedding.rank, min(self.vocabulary, self.embedding_width)
+        if rank is not None and rank > full_rank:
+            raise ValueError(f"embedding.rank is {rank}; allowed: up to {full_rank}, the full rank of the table")
         return self
 
     @model_validator(mode="after")
     def _check_layer_drop(self) -> "EncoderConfig":
         if self.layer_drop and self.universal is not None:
-            raise ValueError(f"layer_drop is {self.layer_drop} and universal is given, which has steps; allowed: 0")
+            raise ValueError(f"layer_drop is {self.layer_drop}; allowed with universal steps: 0")
         return self
 
     @model_validator(mode="after")
@@ -108,7 +108,7 @@ class EncoderConfig(Record):
         }
         for part, is_shared in parts.items():
             if is_shared and len({getattr(layer, part) for layer in self.layers}) > 1:
-                raise ValueError(f"sharing is {self.sharing!r} and the layers differ in their {part}")
+                raise ValueError(f"sharing is {self.sharing!r}, but the layers differ in their {part}")
         return self
 
     @property
@@ -144,39 +144,40 @@ class EncoderConfig(Record):
 
 
 class GeneratorConfig(Record):
-    """The masked-token model whose guesses an encoder learns to tell from the text (ELECTRA)."""
+    """The masked-token model whose samples an encoder learns to detect (ELECTRA)."""
 
     model: "ModelConfig"
     sharing: Literal["none", "full", "gradient_disentangled"] = "full"
-    """What both embeddings have in common: nothing; token, position and type vectors and their norm (ELECTRA); or the
-    generator's token vectors, to which the encoder adds a table of its own without moving them (DeBERTa v3)."""
+    """Embedding weights that generator and encoder share: none; token, position and type vectors and their norm
+    (ELECTRA); or the generator's token vectors, to which the encoder adds its own table without sending gradients into
+    them (DeBERTa v3)."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> "GeneratorConfig":
         kinds = [head.kind for head in self.model.heads]
         if "masked_tokens" not in kinds or set(kinds) - {"masked_tokens", "mask_decoder"}:
-            raise ValueError(f"a generator's heads are {kinds}; allowed: masked_tokens, with or without mask_decoder")
+            raise ValueError(f"generator.model.heads is {kinds}; allowed: masked_tokens, with or without mask_decoder")
         if self.model.generator is not None or self.model.decoder is not None:
-            raise ValueError("a generator has a generator or decoder of its own; allowed: an encoder alone")
+            raise ValueError("generator.model has a generator or decoder; allowed: an encoder only")
         return self
 
 
 class ModelConfig(Record):
-    """An encoder and the heads that stand on it; with a decoder, a model that writes sequences."""
+    """An encoder and its heads; with a decoder, a sequence-to-sequence model."""
 
     family: str
-    """Whose architecture it is, for exchange with other libraries: "bert", "electra", …"""
+    """The architecture, for exchange with other libraries: "bert", "electra", …"""
     encoder: EncoderConfig
     decoder: EncoderConfig | None = None
-    """A stack whose layers have cross mixers that look at the encoder's states."""
+    """A stack whose layers have cross mixers that attend to the encoder's hidden states."""
     heads: tuple[AnyHead, ...] = ()
     generator: GeneratorConfig | None = None
-    """Kept beside an encoder that was trained with it, so that training can go on and masks can be filled."""
+    """The generator an encoder was trained with, kept to continue training and to fill masks."""
     quantisation: QuantisationConfig | None = None
-    """How weights and activations are rounded, as integers of a few bits would be; None for not at all."""
+    """Simulated quantisation of weights and activations to integers of a few bits; None for no quantisation."""
 
     def causal(self) -> "ModelConfig":
-        """The same network with every mixer of its encoder causal; raises InputError if one cannot be."""
+        """Return the config with every mixer of the encoder causal; raise InputError if one cannot be causal."""
         layers = tuple(layer.changed(mixer=layer.mixer.changed(is_causal=True)) for layer in self.encoder.layers)
         return self.changed(encoder=self.encoder.changed(layers=layers))
 
@@ -192,7 +193,9 @@ class ModelConfig(Record):
         embedding, generator = self.encoder.embedding, self.generator
         is_difference = embedding.table == "difference"
         if is_difference and (generator is None or generator.sharing != "gradient_disentangled"):
-            raise ValueError("encoder.embedding.table is 'difference'; allowed: with a gradient_disentangled generator")
+            raise ValueError(
+                "encoder.embedding.table is 'difference'; allowed with a gradient_disentangled generator only"
+            )
         if generator is None or generator.sharing == "none":
             return self
         other = generator.model.encoder
@@ -205,8 +208,10 @@ class ModelConfig(Record):
                 pairs[f"embedding.{name}"] = (getattr(embedding, name), getattr(other.embedding, name))
         for name, (own, others) in pairs.items():
             if own != others:
-                what = f"{own} and its generator's {others}"
-                raise ValueError(f"the encoder's {name} is {what}; generator.sharing = {generator.sharing!r} needs one")
+                values = f"{own} and its generator's {others}"
+                raise ValueError(
+                    f"the encoder's {name} is {values}; generator.sharing = {generator.sharing!r} requires equal values"
+                )
         if embedding.rank or other.embedding.rank or self.decoder is not None:
             raise ValueError("generator.sharing is given with embedding.rank or a decoder; allowed: sharing = 'none'")
         return self
@@ -216,12 +221,12 @@ class ModelConfig(Record):
         if self.quantisation is None:
             return self
         if self.generator is not None:
-            raise ValueError("quantisation is given with a generator; allowed: an encoder with its heads or a decoder")
+            raise ValueError("quantisation is set for a model with a generator; allowed: an encoder or an encoder-decoder")
         stacks = [self.encoder, *([] if self.decoder is None else [self.decoder])]
         bits, layers = self.quantisation.layer_bits, sum(len(stack.layers) for stack in stacks)
         if bits is not None and (len(bits) != layers or any(stack.sharing != "none" for stack in stacks)):
             raise ValueError(
-                f"quantisation.layer_bits lists {len(bits)} layers; allowed: all {layers}, if they share nothing"
+                f"quantisation.layer_bits lists {len(bits)} layers; allowed: all {layers}, with sharing = 'none'"
             )
         return self
 
@@ -229,11 +234,11 @@ class ModelConfig(Record):
     def _check_heads(self) -> "ModelConfig":
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) != len(kinds):
-            raise ValueError(f"heads are {kinds}; each kind may stand once")
-        last = self.decoder or self.encoder  # heads stand on the last stack
+            raise ValueError(f"heads are {kinds}; each kind may occur once")
+        last = self.decoder or self.encoder  # heads read the last stack
         if "next_token" in kinds and last.embedding_width != last.width:
             widths = f"{last.embedding_width} ≠ {last.width}"
-            raise ValueError(f"a next_token head needs an embedding as wide as the states: {widths}")
+            raise ValueError(f"a next_token head needs an embedding as wide as the hidden states: {widths}")
         return self
 
     @model_validator(mode="after")
@@ -243,14 +248,13 @@ class ModelConfig(Record):
             return self
         if self.decoder is not None or self.encoder.universal is not None:
             raise ValueError(
-                "exits need layers of an encoder alone; this model has a decoder, which takes decoder_exits, "
-                "or universal steps"
+                "exits are given; allowed in an encoder without a decoder (which takes decoder_exits) or universal steps"
             )
         if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):
-            raise ValueError("exits need a head that reads layers; the task's reads the embedding alone")
+            raise ValueError("exits need a task head that reads layers, but head.features.layers is 0")
         depth = len(self.encoder.layers)
         if exits.layers[-1] >= depth:
-            raise ValueError(f"exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, those below the last")
+            raise ValueError(f"exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, below the last layer")
         return self
 
     @model_validator(mode="after")
@@ -273,12 +277,14 @@ class ModelConfig(Record):
             return self
         last = self.encoder.layers[-1]
         if self.decoder is not None or last.cross is not None or not last.mixer.reads_memory:
-            raise ValueError("a mask_decoder needs an encoder whose last mixer can look at other states than its own")
+            raise ValueError("a mask_decoder needs an encoder whose last mixer supports cross attention")
         if self.encoder.universal is not None:
-            raise ValueError("a mask_decoder needs a last layer; encoder.universal has steps instead")
+            raise ValueError(
+                "a mask_decoder is given with encoder.universal, which has no last layer; remove one of them"
+            )
         if last.mixer.is_causal and not last.mixer.reads_positions:
             raise ValueError(
-                f"a causal mask_decoder needs a last mixer that knows the places of its queries (disentangled, with "
+                f"a causal mask_decoder needs a last mixer that reads the positions of its queries (disentangled, with "
                 f"position terms); this one is {last.mixer.kind!r}"
             )
         return self
@@ -288,9 +294,9 @@ class ModelConfig(Record):
         decoder = self.decoder
         for index, layer in enumerate(self.encoder.layers):
             if layer.cross is not None:
-                raise ValueError(f"encoder.layers.{index}.cross is given; allowed: in the layers of a decoder")
+                raise ValueError(f"encoder.layers.{index}.cross is given; allowed in the layers of a decoder only")
         if decoder is not None and (decoder.embedding.rank or self.encoder.embedding.rank):
-            raise ValueError("embedding.rank is given; allowed: in a model without a decoder")
+            raise ValueError("embedding.rank is given; allowed in a model without a decoder")
         if decoder is None:
             if self.encoder.embedding.table == "given":
                 raise ValueError("encoder.embedding.table is 'given'; only a decoder reads another table")
@@ -299,9 +305,9 @@ class ModelConfig(Record):
             if layer.cross is None or not layer.mixer.is_causal:
                 raise ValueError(f"decoder.layers.{index} needs a causal mixer and a cross mixer")
         if decoder.universal is not None:
-            raise ValueError("decoder.universal is given; allowed: in an encoder only")
+            raise ValueError("decoder.universal is given; allowed in an encoder only")
         if self.encoder.ponder_weight is not None:
-            raise ValueError("encoder.universal.halting is given; allowed: in a model without a decoder")
+            raise ValueError("encoder.universal.halting is given; allowed in a model without a decoder")
         if decoder.width != self.encoder.width:
             raise ValueError(f"decoder.width is {decoder.width}; allowed: encoder.width, {self.encoder.width}")
         tables = (decoder.vocabulary, decoder.embedding_width)

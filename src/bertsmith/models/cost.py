@@ -1,7 +1,7 @@
-"""What a model costs: parameters, operations, memory. Estimates for planning; measure before you promise.
+"""Estimate parameters, floating-point operations and training memory of a model, for planning.
 
-A config is counted with the heads it has. Where there is a generator, both networks run: the generator over the masked
-text, its head at the masked places, the encoder over the guesses, its head at every token.
+All heads of the config count. With a generator both networks run: the generator on the masked text with its head at
+the masked positions, then the encoder on the corrupted text with its head at every token.
 """
 
 import torch
@@ -11,19 +11,19 @@ from bertsmith.models.build import assemble
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.heads import DecoderExitsConfig, MaskDecoderConfig
 
-# numbers that are saved per token and unit of width in one post-norm layer:
-# mixer input, query/key/value, mixed, two sums, two norms, and twice the neurons at four times the width
+# activations saved per token and unit of width in one post-norm layer:
+# mixer input, query/key/value, mixer output, two sums, two norms, and twice the neurons at four times the width
 _SAVED_PER_LAYER = 16
 
 
 def parameters(config: ModelConfig) -> int:
-    """The number of weights, those of a generator counted in."""
+    """Return the number of parameters, including a generator's."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in assemble(config).parameters())
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
-    """The weights of the encoder with its heads, which are used later, and those that only its generator has."""
+    """Return the parameters of the encoder with its heads, and of its generator alone."""
     if config.generator is None:
         return {"parameters": parameters(config)}
     embedding = config.encoder.embedding.changed(table="own")
@@ -32,11 +32,11 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def training_flops(config: ModelConfig, length: int, targets_per_token: float) -> float:
-    """Floating-point operations of one token's forward and backward pass.
+    """Return the floating-point operations of one token's forward and backward pass.
 
-    Multiply-adds count as two, the backward pass as twice the forward one; embeddings are look-ups, and only the share
-    `targets_per_token` of the tokens goes through a head over the vocabulary. With a decoder, half of the tokens are
-    read and half are written.
+    A multiply-add counts as two, the backward pass as twice the forward pass, an embedding lookup as none. Only the
+    fraction `targets_per_token` of the tokens goes through a head over the vocabulary. With a decoder, half of the
+    tokens are source and half target.
     """
     forward = _forward_flops(config, length, targets_per_token)
     if config.generator is not None:
@@ -45,20 +45,20 @@ def training_flops(config: ModelConfig, length: int, targets_per_token: float) -
 
 
 def training_memory(config: ModelConfig, micro_tokens: int, targets_per_token: float, *, half: bool) -> int:
-    """Bytes that training takes on one device, roughly: weights, gradients, Adam's two moments, activations."""
+    """Return the approximate bytes of training on one device: weights, gradients, Adam's moments, activations."""
     size, saved = 2 if half else 4, _saved(config, targets_per_token)
-    per_score = 3 * size  # as it is, its logarithm, its gradient
+    per_score = 3 * size  # the logit, its log-probability, its gradient
     if config.generator is not None:
         saved += _saved(config.generator.model, targets_per_token)
-        per_score += 2 * 4  # its softmax in float32, and the copy in runs that guesses are drawn from
+        per_score += 2 * 4  # the float32 softmax and the copy that replacements are sampled from
     scores = int(micro_tokens * targets_per_token) * config.encoder.vocabulary
     return 16 * parameters(config) + int(micro_tokens * saved * size) + scores * per_score
 
 
 def _forward_flops(config: ModelConfig, length: int, targets_per_token: float) -> float:
-    """Of one token through one network and its heads; those that stand on whole sequences are left out."""
+    """Return the operations of one token through one network and its token-level heads."""
     encoder, decoder = config.encoder, config.decoder
-    last = decoder or encoder  # heads stand on the last stack
+    last = decoder or encoder  # heads read the last stack
     scores = 2 * last.embedding_width * last.vocabulary
     heads = {
         "masked_tokens": targets_per_token * (2 * last.width * last.embedding_width + scores),
@@ -75,15 +75,15 @@ def _forward_flops(config: ModelConfig, length: int, targets_per_token: float) -
 
 
 def _mask_decoder_flops(config: ModelConfig, length: int, targets_per_token: float) -> float:
-    """What a mask decoder adds: its steps at the targets, each with keys and values of all tokens.
+    """Return the extra operations of a mask decoder: its steps at the targets, with keys and values of all tokens.
 
-    It asks the last layer in the place of that layer's own pass, unless another head needs that, too.
+    It replaces the last layer's own forward pass, unless another head needs that as well.
     """
     encoder, steps = config.encoder, _steps(config)
     whole = encoder.changed(layers=encoder.layers[-1:], embedding=encoder.embedding.changed(width=None)).flops(length)
-    looked_at = _key_value_flops(encoder.layers[-1].mixer, encoder)
-    asked = steps * (targets_per_token * (whole - looked_at) + looked_at)
-    return asked if _needs_last(config) else asked - whole
+    key_value = _key_value_flops(encoder.layers[-1].mixer, encoder)
+    added = steps * (targets_per_token * (whole - key_value) + key_value)
+    return added if _needs_last(config) else added - whole
 
 
 def _key_value_flops(mixer: MixerConfig, encoder: EncoderConfig) -> int:
@@ -93,7 +93,7 @@ def _key_value_flops(mixer: MixerConfig, encoder: EncoderConfig) -> int:
 
 
 def _saved(config: ModelConfig, targets_per_token: float) -> float:
-    """Numbers that are saved of one token over all layers."""
+    """Return the number of activations saved per token over all layers."""
     layers: float = len(config.encoder.layers)
     if _steps(config):
         layers += _steps(config) * targets_per_token - (0 if _needs_last(config) else 1)

@@ -1,7 +1,7 @@
-"""The one stack that all families share: embedding → blocks → hidden states. With cross mixers it is a decoder.
+"""The stack that all families share: embedding → blocks → hidden states. With cross mixers it is a decoder.
 
-`Encoder.run(inputs, want)` is the one entry point: what goes in is an `EncoderInputs`, what shall come out besides the
-final hidden states is a `Want`, and what comes out an `EncoderOutput`. `Encoder.forward` is its short form.
+`Encoder.run(inputs, want)` is the entry point: it takes `EncoderInputs` and a `Want`, which lists the outputs requested
+besides the final hidden states, and returns an `EncoderOutput`. `Encoder.forward` is its short form.
 """
 
 import copy
@@ -30,7 +30,7 @@ BlockCall = tuple[Block, ForwardContext]
 
 @dataclass(frozen=True)
 class EncoderInputs:
-    """One batch, and how the encoder shall run on it.
+    """One batch and the options of the forward pass.
 
     Shape: tokens and types (batch, length), or (tokens,) when packed.
     """
@@ -43,15 +43,15 @@ class EncoderInputs:
     backend: str = "auto"
     """Implementation of the ops; "auto" takes the fastest that supports the inputs."""
     is_causal: bool = False
-    """Hides from every token those that follow it, whatever the mixers' configs say."""
+    """Mask all later tokens, even where the mixers' configs are not causal."""
     memory: Memory | None = None
     """Hidden states that a decoder's cross mixers attend to."""
     table: Tensor | None = None
     """Token vectors of another network, for an embedding that has none or holds the difference from them."""
     gates: Sequence[LayerGates] | None = None
-    """Factors of the units of every layer, whether the sub-network keeps it or not."""
+    """Factors on the heads and neurons of every layer, including layers that the sub-network drops."""
     perturb: Perturbation | None = None
-    """Changes the sum of token, position and type vectors before it is normalised."""
+    """Function applied to the sum of token, position and type vectors before its norm."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class EncoderOutput:
     blocks: tuple[BlockCall, ...] = ()
     """The blocks that belong to `hidden_states`."""
     maps: tuple[dict[str, Tensor], ...] = ()
-    """Maps of every block by name, each (batch, heads, longest, longest); those of a decoder's cross mixers begin with
-    "cross_" and have the memory's length as last axis."""
+    """Maps of every block by name, each (batch, heads, max_length, max_length). Names of cross-mixer maps begin with
+    "cross_"; their last axis is the memory's length."""
     pondering: Pondering | None = None
     """Number of steps of every position, where positions halt (models/universal.py)."""
     task: Tensor | None = None
@@ -132,7 +132,7 @@ class EncoderOutput:
         return block.projections(self.hidden_states[index], context)
 
     def attention_scores(self, index: int) -> Tensor:
-        """Return the attention scores of a block, (batch, heads, longest, longest), -inf at masked keys."""
+        """Return the attention scores of a block, (batch, heads, max_length, max_length), -inf at masked keys."""
         block, context = self.blocks[index]
         return block.scores(self.hidden_states[index], context)
 
@@ -192,13 +192,13 @@ class Encoder(nn.Module):
             hidden, _ = self._through(blocks[:-1], hidden)
             return EncoderOutput(self.final_norm, hidden_states=(hidden,), blocks=(blocks[-1],))
         if want.layers > len(blocks):
-            raise InputError(f"the states of {want.layers} layers are asked for; this encoder has {len(blocks)}")
+            raise InputError(f"hidden states of {want.layers} layers are requested; this encoder has {len(blocks)}")
         collected: list[Tensor] | None = [] if want.layers > 1 or want.all_hidden_states or want.maps else None
         hidden, pondering = self._through(blocks, hidden, collected)
         final = self.final_norm(hidden)
         if collected is None:
             return EncoderOutput(self.final_norm, final, pondering=pondering)
-        calls = zip(blocks, collected, strict=False)  # the last of them is the output of the last block
+        calls = zip(blocks, collected, strict=False)  # not strict: `collected` ends with the output of the last block
         maps = tuple(block.maps(entering, own) for (block, own), entering in calls) if want.maps else ()
         return EncoderOutput(self.final_norm, final, tuple(collected), tuple(blocks), maps, pondering)
 
@@ -248,7 +248,7 @@ class Encoder(nn.Module):
         redrawn: set[Mixer] = set()
         for block in self._blocks():
             for mixer in (block.mixer, block.cross):
-                if mixer is not None and mixer not in redrawn:  # one that several layers share draws once
+                if mixer is not None and mixer not in redrawn:  # a shared mixer draws once
                     mixer.redraw_features(step, seed, len(redrawn))
                     redrawn.add(mixer)
 
@@ -258,11 +258,11 @@ class Encoder(nn.Module):
         Layers that share a module must be given the same order for it.
         """
         orders: dict[Mixer | FeedForward, Tensor] = {}
-        for layer, (block, *asked) in enumerate(zip(self._blocks(), heads, neurons, strict=True)):
-            for part, order in block.orders(*asked).items():
+        for layer, (block, *layer_orders) in enumerate(zip(self._blocks(), heads, neurons, strict=True)):
+            for part, order in block.orders(*layer_orders).items():
                 if not torch.equal(orders.setdefault(part, order), order):
                     name = type(part).__name__
-                    raise InputError(f"layer {layer} shares its {name} with one before it; allowed: the same order")
+                    raise InputError(f"layer {layer} shares its {name} with an earlier layer; both need the same order")
         for part, order in orders.items():
             part.reorder(order)
 
@@ -285,15 +285,15 @@ class Encoder(nn.Module):
             if collected is not None:
                 collected.append(hidden)
             output = block(hidden, context)
-            # a dropped layer is computed and not used, so that its weights have a gradient, which is 0: processes
-            # that drew other layers exchange gradients of all of them, and nothing waits for a draw
+            # compute a dropped layer and discard its output: its gradients are then 0 instead of missing, which
+            # distributed training needs, and the draw causes no synchronisation
             hidden = output if draws is None else torch.where(draws[index] < self.layer_drop, hidden, output)
         if collected is not None:
             collected.append(hidden)
         return hidden, None
 
     def _check_last_block(self) -> None:
-        """Raise InputError if no block is the last one."""
+        """Raise InputError if the encoder has no last block."""
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Early exit: an item that is sure enough after some layers leaves the batch, and the rest go on in a smaller one."""
+"""Early exit: items that meet the exit rule after some layer leave the batch; the others continue in a smaller one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from bertsmith.models.model import Model
 
 @dataclass(frozen=True)
 class EarlyAnswers:
-    """What was said of every sequence, and after how many layers.
+    """Outputs of every sequence and the number of layers computed for it.
 
     Shape: outputs (sequences, outputs), layers (sequences,), int64.
     """
@@ -26,82 +26,82 @@ class EarlyAnswers:
 
 
 class Certainty:
-    """Follows a rule from exit to exit; what an item said before is remembered for patience.
+    """Applies an exit rule at consecutive exits; remembers earlier answers for the patience rule.
 
-    Every item is looked at by itself: who else is in the batch does not matter.
+    Items are independent of the other items in the batch.
     """
 
     def __init__(self, config: ExitsConfig, rule: ExitRule) -> None:
         config.check_rule(rule)
         self.config, self.rule = config, rule
-        self._said: Tensor | None = None
-        self._agreed: Tensor | None = None
+        self._previous: Tensor | None = None
+        self._agreements: Tensor | None = None
 
     def are_sure(self, outputs: Tensor, sizes: Tensor) -> Tensor:
-        """Whether each item may leave, (items,), after what the next exit says of its sequences.
+        """Return whether each item may leave, (items,), given the outputs of the next exit.
 
         Shape: outputs (sequences, outputs); sizes (items,), the number of sequences of each item.
         """
         if self.rule.measure == "patience":
             return self._are_patient(self._answers(outputs, sizes))
-        shares, outcomes = self._shares(outputs, sizes)
+        probabilities, outcomes = self._probabilities(outputs, sizes)
         if self.rule.measure == "probability":
-            return shares.amax(-1).amin(-1) >= self.rule.threshold
-        # of one possible outcome the entropy is 0, and so is the logarithm of their number
-        even = outcomes.to(shares).log().clamp(min=1e-9)
-        return (torch.special.entr(shares).sum(-1) / even).amax(-1) <= self.rule.threshold
+            return probabilities.amax(-1).amin(-1) >= self.rule.threshold
+        # with one possible outcome both the entropy and its maximum are 0
+        max_entropy = outcomes.to(probabilities).log().clamp(min=1e-9)
+        return (torch.special.entr(probabilities).sum(-1) / max_entropy).amax(-1) <= self.rule.threshold
 
     def keep(self, stay: Tensor) -> None:
-        """Goes on with some of the items; Shape: (items,), bool."""
-        if self._said is not None and self._agreed is not None:
-            self._said, self._agreed = self._said[stay], self._agreed[stay]
+        """Continue with some of the items; Shape: (items,), bool."""
+        if self._previous is not None and self._agreements is not None:
+            self._previous, self._agreements = self._previous[stay], self._agreements[stay]
 
-    def _are_patient(self, said: Tensor) -> Tensor:
-        before, self._said = self._said, said
-        if before is None or self._agreed is None:
-            self._agreed = torch.zeros(len(said), dtype=torch.long, device=said.device)
+    def _are_patient(self, answers: Tensor) -> Tensor:
+        previous, self._previous = self._previous, answers
+        if previous is None or self._agreements is None:
+            self._agreements = torch.zeros(len(answers), dtype=torch.long, device=answers.device)
         else:
-            is_same = ((said - before).abs() <= self.rule.within).all(-1)
-            self._agreed = torch.where(is_same, self._agreed + 1, 0)
-        return self._agreed >= self.rule.threshold
+            is_same = ((answers - previous).abs() <= self.rule.within).all(-1)
+            self._agreements = torch.where(is_same, self._agreements + 1, 0)
+        return self._agreements >= self.rule.threshold
 
     def _answers(self, outputs: Tensor, sizes: Tensor) -> Tensor:
-        """What would be answered, as numbers that can be compared: (items, parts)."""
+        """Return the predictions as comparable numbers: (items, parts)."""
         if self.config.answer == "value":
             return outputs
-        shares, _ = self._shares(outputs, sizes)
+        probabilities, _ = self._probabilities(outputs, sizes)
         if self.config.answer == "labels":
-            return (shares[..., 0] >= self.config.yes_from).long()
-        return shares.argmax(-1)
+            return (probabilities[..., 0] >= self.config.yes_from).long()
+        return probabilities.argmax(-1)
 
-    def _shares(self, outputs: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """The shares of the outcomes, and how many outcomes there are.
+    def _probabilities(self, outputs: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities of the outcomes and the number of outcomes.
 
-        Shape: shares (items, parts, most outcomes), one part but for labels; outcomes to be divided by as (items, 1).
+        Shape: probabilities (items, parts, max outcomes), one part except for labels; number of outcomes (items, 1).
         """
         scores = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         if self.config.answer == "classes":
             scores = scores[:, None]
         elif self.config.answer == "labels":
-            # the sigmoid of a score is the softmax of it and 0
+            # sigmoid(score) equals the softmax of (score, 0)
             scores = torch.stack([scores, torch.zeros_like(scores)], dim=-1)
         else:
-            is_there = torch.arange(int(sizes.max()), device=sizes.device) < sizes[:, None]
-            table = scores.new_full(is_there.shape, -torch.inf).masked_scatter(is_there, scores.squeeze(-1))
+            is_choice = torch.arange(int(sizes.max()), device=sizes.device) < sizes[:, None]
+            table = scores.new_full(is_choice.shape, -torch.inf).masked_scatter(is_choice, scores.squeeze(-1))
             return table.softmax(-1)[:, None], sizes[:, None]
         return scores.softmax(-1), torch.full_like(sizes, scores.shape[-1])[:, None]
 
 
 def exits_config(model: Model) -> ExitsConfig:
-    """The settings of a model's exits, or a sentence that it has none."""
+    """Return the settings of a model's exits; raise InputError if it has none."""
     for head in model.config.heads:
         if isinstance(head, ExitsConfig):
             return head
-    raise InputError("this model has no exits; bertsmith shrink MODEL --method exits gives it some")
+    raise InputError("this model has no exits; bertsmith shrink MODEL --method exits adds them")
 
 
 def with_rule(model: Model, rule: ExitRule | None) -> None:
-    """Makes the rule the model's own; with None its exits are not used."""
+    """Set the model's exit rule; None disables its exits."""
     own = exits_config(model)
     heads = tuple(head.changed(rule=rule) if head is own else head for head in model.config.heads)
     model.config = model.config.changed(heads=heads)
@@ -110,7 +110,7 @@ def with_rule(model: Model, rule: ExitRule | None) -> None:
 def exit_outputs(
     model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """What every exit says of all sequences, lowest first, and what the task's head says, last.
+    """Return the outputs of every exit, lowest first, and of the task head, last.
 
     Shape: tokens and types (batch, length) or (tokens,); (batch, outputs) each.
     """
@@ -129,18 +129,18 @@ def answer_early(
     sizes: Tensor | None = None,
     backend: str = "auto",
 ) -> EarlyAnswers:
-    """The answers to all sequences, each from the first exit where its item is sure enough.
+    """Return the outputs of all sequences, each from the first exit at which its item meets the rule.
 
-    The sequences of one item, of which there are `sizes` (one where None), stay together.
+    `sizes` is the number of sequences of each item, one if None; the sequences of an item leave together.
     Shape: tokens and types (batch, length) or (tokens,); sizes (items,), int64.
     """
     exits, head, encoder = _exits(model), model.task_head, model.encoder
     certainty = Certainty(exits_config(model), rule)
     sizes = torch.ones(layout.batch, dtype=torch.long, device=tokens.device) if sizes is None else sizes
-    # who is still there, by their numbers in the whole batch
+    # indices in the whole batch of the sequences still present
     present = torch.arange(layout.batch, device=tokens.device)
     layers = torch.full_like(present, len(model.config.encoder.layers))
-    found: list[tuple[Tensor, Tensor]] = []
+    answered: list[tuple[Tensor, Tensor]] = []
     hidden_states = [encoder.embedding(tokens, layout, types, model.given_table)]
     context = encoder.context(tokens, layout, backend)
     for depth, (block, _) in enumerate(encoder.active_blocks(context), start=1):
@@ -152,32 +152,32 @@ def answer_early(
         leaves = torch.repeat_interleave(is_sure, sizes)
         if not bool(leaves.any()):
             continue
-        # empty sequences, which a packed batch may end in, do not go on alone
+        # stop if only empty sequences remain, which a packed batch may end in
         is_end = not bool(layout.lengths(tokens.device)[~leaves].any())
         leaves = torch.ones_like(leaves) if is_end else leaves
-        found.append((present[leaves], outputs[leaves]))
+        answered.append((present[leaves], outputs[leaves]))
         layers[present[leaves]] = depth
         if is_end:
-            return _in_order(found, layers)
-        layout, positions = layout.chosen((~leaves).nonzero().squeeze(-1))
-        hidden_states = [_chosen(hidden, positions, layout) for hidden in hidden_states]
+            return _in_order(answered, layers)
+        layout, positions = layout.select((~leaves).nonzero().squeeze(-1))
+        hidden_states = [_select(hidden, positions, layout) for hidden in hidden_states]
         present, sizes = present[~leaves], sizes[~is_sure]
         certainty.keep(~is_sure)
         context = encoder.context(hidden_states[-1], layout, backend)
-    found.append((present, head([encoder.final_norm(hidden) for hidden in hidden_states], layout, model.pooler)))
-    return _in_order(found, layers)
+    answered.append((present, head([encoder.final_norm(hidden) for hidden in hidden_states], layout, model.pooler)))
+    return _in_order(answered, layers)
 
 
-def _chosen(hidden_states: Tensor, positions: Tensor, layout: SequenceLayout) -> Tensor:
-    """The states at some places of the first axis; rows are cut to the longest that is left."""
-    kept = hidden_states[positions]
-    return kept if layout.is_packed else kept[:, : layout.max_length]
+def _select(hidden_states: Tensor, positions: Tensor, layout: SequenceLayout) -> Tensor:
+    """Return the hidden states at some positions of the first axis; rows are cut to the new maximum length."""
+    selected = hidden_states[positions]
+    return selected if layout.is_packed else selected[:, : layout.max_length]
 
 
-def _in_order(found: Sequence[tuple[Tensor, Tensor]], layers: Tensor) -> EarlyAnswers:
-    """The outputs of groups of sequences in the order of the sequences."""
-    numbers, outputs = (torch.cat(tensors) for tensors in zip(*found, strict=True))
-    return EarlyAnswers(outputs[numbers.argsort()], layers)
+def _in_order(answered: Sequence[tuple[Tensor, Tensor]], layers: Tensor) -> EarlyAnswers:
+    """Return the outputs of all groups in the original order of the sequences."""
+    indices, outputs = (torch.cat(tensors) for tensors in zip(*answered, strict=True))
+    return EarlyAnswers(outputs[indices.argsort()], layers)
 
 
 def _exits(model: Model) -> Exits:

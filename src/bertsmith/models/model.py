@@ -124,17 +124,17 @@ class Model(nn.Module):
     @property
     def can_fill_masks(self) -> bool:
         """Whether the model or its generator has a masked_tokens head."""
-        beside = self.generator
-        return "masked_tokens" in self.heads or (beside is not None and "masked_tokens" in beside.heads)
+        generator = self.generator
+        return "masked_tokens" in self.heads or (generator is not None and "masked_tokens" in generator.heads)
 
     @property
     def task_head(self) -> TaskHead:
-        """The head of the task that the model was fine-tuned for; raises InputError if there is none."""
+        """The head of the task that the model was fine-tuned for; raises InputError if the model has no task head."""
         for head in self.heads.values():
             if isinstance(head, TaskHead):
                 return head
-        have = ", ".join(self.heads) or "none"
-        raise InputError(f"this model was not fine-tuned for a task (its heads: {have}); bertsmith finetune does that")
+        kinds = ", ".join(self.heads) or "none"
+        raise InputError(f"this model was not fine-tuned for a task (its heads: {kinds}); bertsmith finetune does that")
 
     @property
     def is_for_tokens(self) -> bool:
@@ -144,8 +144,8 @@ class Model(nn.Module):
     def head(self, kind: str) -> nn.Module:
         """Return a head of the model; raise InputError with the names of its heads if it has none of this kind."""
         if kind not in self.heads:
-            have = ", ".join(self.heads) or "none"
-            raise InputError(f"this model has no {kind!r} head (its heads: {have})")
+            kinds = ", ".join(self.heads) or "none"
+            raise InputError(f"this model has no {kind!r} head (its heads: {kinds})")
         return self.heads[kind]
 
     @torch.inference_mode()
@@ -155,10 +155,13 @@ class Model(nn.Module):
         Shape: (texts, width).
         """
         check_texts("encode", texts, batch_size)
+        # texts of similar length share a batch, so that little of it is padding
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
+        batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
         with self.evaluating():
-            vectors = [self._vectors(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
+            vectors = [self._vectors([texts[index] for index in batch], subnet) for batch in batches]
         if vectors:
-            return torch.cat(vectors)
+            return torch.cat(vectors)[torch.tensor(order, device=self.device).argsort()]
         embedders = [head for head in self.heads.values() if isinstance(head, Embedder)]
         width = embedders[0].width if embedders else self.config.encoder.width
         return torch.empty(0, width, device=self.device)
@@ -177,18 +180,18 @@ class Model(nn.Module):
         is_mask = batch["input_ids"] == tokenizer.mask
         if not is_mask.any():
             mask = tokenizer.tokens([tokenizer.mask])[0]
-            raise InputError(f"the text {text!r} has no {mask} to fill")
+            raise InputError(f"the text {text!r} contains no {mask} to fill")
         head = self.head("masked_tokens")
         with self.evaluating():
             layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
             positions = is_mask.flatten().nonzero().squeeze(-1)
             inputs = EncoderInputs(batch["input_ids"], layout, batch["token_type_ids"])
             output = self.run(inputs, Want(masked_positions=positions))
-            scores = head(output.masked_states, self.token_table).float().softmax(-1)
-        best = scores.topk(min(top, self.config.encoder.vocabulary))
+            scores = head(output.masked_states, self.token_table).float()
+        best = scores.softmax(-1).topk(min(top, self.config.encoder.vocabulary))
         return [
-            list(zip(tokenizer.tokens(tokens), shares, strict=True))
-            for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            list(zip(tokenizer.tokens(tokens), probabilities, strict=True))
+            for tokens, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
     def redraw_features(self, step: int, seed: int) -> None:
@@ -264,8 +267,11 @@ class Model(nn.Module):
 
 
 def check_texts(caller: str, texts: Sequence[str], batch_size: int) -> None:
-    """Raise InputError if `texts` is not a list or the batch size is not positive."""
+    """Raise InputError if `texts` is not a list of strings or the batch size is not positive."""
     if isinstance(texts, str):
-        raise InputError(f"{caller} takes a list of texts, and was given one string; put it in a list")
+        raise InputError(f"{caller} takes a list of texts, not a string; put it in a list")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"texts[{index}] is a {type(text).__name__}; it must be a string")
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

@@ -1,4 +1,4 @@
-"""Every architecture whole, in a few lines; what `size.layer` and `size.embedding` leave out is BERT's."""
+"""Every architecture in a few lines; `size.layer` and `size.embedding` default to BERT's."""
 
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.elementwise import NormConfig
@@ -44,19 +44,19 @@ def bert(size: Size) -> ModelConfig:
 
 
 def electra(size: FactorisedSize) -> ModelConfig:
-    """Clark et al. 2020, the discriminator: BERT's encoder on a factorised embedding, a score for every token."""
+    """Clark et al. 2020, the discriminator: BERT's encoder on a factorised embedding, one score per token."""
     layer = size.layer(FullConfig(heads=size.heads, dropout=size.dropout))
     encoder = size.encoder(size.embedding(width=size.embedding_width), *[layer] * size.layers)
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
 def electra_generator(size: FactorisedSize) -> ModelConfig:
-    """The small ELECTRA whose guesses the large one is trained to find: the same encoder, scores over tokens."""
+    """The generator of ELECTRA: the same encoder with scores over the vocabulary."""
     return electra(size).changed(heads=(MaskedTokensConfig(),))
 
 
 def deberta(size: DebertaSize) -> ModelConfig:
-    """He et al. 2021: content and relative position scored apart; absolute positions only where masks are filled."""
+    """He et al. 2021: separate scores for content and relative position, absolute positions in the mask decoder."""
     mixer = DisentangledConfig(
         heads=size.heads,
         shares_projections=False,
@@ -79,7 +79,7 @@ def deberta_ap(size: DebertaSize) -> ModelConfig:
 
 
 def deberta_v2(size: BucketSize) -> ModelConfig:
-    """DeBERTa with one projection for content and positions, and bucketed distances; v3's generators as well."""
+    """DeBERTa v2: one projection for content and positions, bucketed distances; also the generators of v3."""
     mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
     layer = size.layer(mixer, norm=size.norm_of(1e-7))
     first = (
@@ -95,12 +95,12 @@ def deberta_v2(size: BucketSize) -> ModelConfig:
 
 
 def deberta_v3(size: BucketSize) -> ModelConfig:
-    """He et al. 2023, the discriminator: v2's encoder, a score for every token that looks at the first one as well."""
+    """He et al. 2023, the discriminator: v2's encoder, one score per token, which also reads the first token."""
     return deberta_v2(size).changed(heads=(ReplacedTokensConfig(adds_first=True),))
 
 
 def disentangled(size: DisentangledSize) -> ModelConfig:
-    """The model in the box: ELECTRA's shape and objective with DeBERTa's attention, norms first."""
+    """The bundled model: ELECTRA's shape and objective with DeBERTa's attention, pre-norm."""
     mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
     embedding = size.embedding(width=size.embedding_width, positions="none")
     relative = RelativeConfig(span=size.span, max_distance=size.max_distance, has_norm=True)
@@ -109,7 +109,7 @@ def disentangled(size: DisentangledSize) -> ModelConfig:
 
 
 def convbert(size: ConvBertSize) -> ModelConfig:
-    """Jiang et al. 2020: ELECTRA with mixed attention, a bottleneck in it, and feed-forwards in groups."""
+    """Jiang et al. 2020: ELECTRA with mixed attention in a bottleneck, and grouped feed-forwards."""
     mixer = SpanConvConfig(
         heads=size.heads // size.ratio or size.heads,  # with fewer heads than the ratio, the released code drops it
         head_width=size.width // size.heads,
@@ -123,12 +123,12 @@ def convbert(size: ConvBertSize) -> ModelConfig:
 
 
 def convbert_generator(size: ConvBertSize) -> ModelConfig:
-    """The small ConvBERT whose guesses the large one is trained to find: the same encoder, scores over tokens."""
+    """The generator of ConvBERT: the same encoder with scores over the vocabulary."""
     return convbert(size).changed(heads=(MaskedTokensConfig(),))
 
 
 def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
-    """Wu et al. 2019 as an encoder (sizes are ours): gated convolutions that reach further from layer to layer."""
+    """Wu et al. 2019 as an encoder (sizes are ours): gated convolutions whose kernels grow from layer to layer."""
     layers = []
     for index in range(size.layers):
         kernel_size = min(2 ** (index + 2) - 1, 31)  # 3, 7, 15, then 31, as published
@@ -141,20 +141,20 @@ def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
 
 
 def transformer(size: TransformerSize) -> ModelConfig:
-    """Vaswani et al. 2017: post-norm, ReLU, scaled token vectors from one table for source, target and scores."""
+    """Vaswani et al. 2017: post-norm, ReLU, one table of scaled token vectors for source, target and output scores."""
     value_width = size.value_width or size.head_width
     attention = FullConfig(heads=size.heads, head_width=size.head_width, value_width=value_width, dropout=0.0)
     feedforward = FeedForwardConfig(neurons=size.neurons, activation="relu")
-    reading = size.layer(attention, feedforward=feedforward, norm=size.norm_of(1e-5))
-    writing = reading.changed(mixer=attention.changed(is_causal=True), cross=attention)
+    encoder_layer = size.layer(attention, feedforward=feedforward, norm=size.norm_of(1e-5))
+    decoder_layer = encoder_layer.changed(mixer=attention.changed(is_causal=True), cross=attention)
     embedding = size.embedding(positions=size.positions, is_scaled=True, has_norm=False, types=0)
-    encoder = size.encoder(embedding, *[reading] * size.layers)
-    decoder = size.encoder(embedding.changed(table="given"), *[writing] * size.layers)
+    encoder = size.encoder(embedding, *[encoder_layer] * size.layers)
+    decoder = size.encoder(embedding.changed(table="given"), *[decoder_layer] * size.layers)
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
 
 
 def albert(size: FactorisedSize) -> ModelConfig:
-    """Lan et al. 2020: one layer applied again and again, on a factorised embedding."""
+    """Lan et al. 2020: one layer applied repeatedly, on a factorised embedding."""
     mixer = FullConfig(heads=size.heads, dropout=size.dropout)
     layer = size.layer(mixer, feedforward=FeedForwardConfig(neurons=4 * size.width, activation="gelu_tanh"))
     embedding = size.embedding(width=size.embedding_width)
@@ -164,7 +164,7 @@ def albert(size: FactorisedSize) -> ModelConfig:
 
 
 def universal(size: UniversalSize) -> ModelConfig:
-    """Dehghani et al. 2019 as a text encoder: one layer of BERT's, its steps told apart by a signal, with halting."""
+    """Dehghani et al. 2019 as a text encoder: one BERT layer, step embeddings, adaptive halting."""
     layer = size.layer(FullConfig(heads=size.heads, dropout=size.dropout))
     steps = UniversalConfig(halting=HaltingConfig() if size.is_halting else None)
     embedding = size.embedding(positions="none")
@@ -187,14 +187,15 @@ def performer(size: PerformerSize) -> ModelConfig:
 
 
 def modern(size: ModernSize) -> ModelConfig:
-    """Warner et al. 2024: pre-norm, places by turns, gated feed-forwards, no biases, attention mostly local."""
-    everywhere = FullConfig(heads=size.heads, dropout=size.dropout, rotary=160_000.0, has_bias=False)
-    nearby = everywhere.changed(rotary=10_000.0, window=size.window)
+    """Warner et al. 2024: pre-norm, rotary positions, gated feed-forwards, no biases, mostly local attention."""
+    global_attention = FullConfig(heads=size.heads, dropout=size.dropout, rotary=160_000.0, has_bias=False)
+    local_attention = global_attention.changed(rotary=10_000.0, window=size.window)
     norm = NormConfig(placement="pre", kind=size.norm, epsilon=1e-5, has_bias=False)
     gated = FeedForwardConfig(neurons=size.neurons, activation=size.activation, is_gated=True, has_bias=False)
-    first = size.layer(everywhere, feedforward=gated, norm=norm, has_mixer_norm=False)
-    far, near = first.changed(has_mixer_norm=True), first.changed(has_mixer_norm=True, mixer=nearby)
-    rest = [near if index % size.global_every else far for index in range(1, size.layers)]
+    first = size.layer(global_attention, feedforward=gated, norm=norm, has_mixer_norm=False)
+    global_layer = first.changed(has_mixer_norm=True)
+    local_layer = global_layer.changed(mixer=local_attention)
+    rest = [local_layer if index % size.global_every else global_layer for index in range(1, size.layers)]
     embedding = size.embedding(positions="none", types=0, norm=size.norm, epsilon=1e-5, has_bias=False)
     encoder = size.encoder(embedding, first, *rest, final_norm=norm, scales_outputs=True)
     return ModelConfig(family="modern", encoder=encoder, heads=(MaskedTokensConfig(epsilon=1e-5, has_bias=False),))

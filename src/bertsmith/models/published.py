@@ -1,4 +1,4 @@
-"""The published sizes by name: which architecture of presets.py, with which numbers."""
+"""The published sizes by name: an architecture of presets.py and its numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "deberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12)),
     "deberta-v3-large-generator": (deberta_v2, BucketSize(width=1024, layers=12, heads=16)),
     "mdeberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12, vocabulary=251000)),
-    # a size of ours, that of the model in the box
+    # a size of ours: the bundled model
     "disentangled-small": (disentangled, DisentangledSize(width=256, layers=12, heads=4, embedding_width=128)),
     "convbert-small": (convbert, ConvBertSize(width=256, layers=12, heads=4, embedding_width=128)),
     "convbert-medium-small": (convbert, ConvBertSize(width=384, layers=12, heads=8, embedding_width=128, groups=2)),
@@ -116,7 +116,7 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
 
 
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """The config of a published size; overrides are numbers of its size, such as layers=6 or vocabulary=8000."""
+    """Return the config of a published size, with overrides such as layers=6 or vocabulary=8000."""
     if name not in PRESETS:
         raise InputError(f"preset is {name!r}; {nearest(name, PRESETS)} (all: {', '.join(PRESETS)})")
     family, size = PRESETS[name]
@@ -128,5 +128,5 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
 
 
 def overridable(name: str) -> tuple[str, ...]:
-    """The settings of a preset that can be overridden."""
+    """Return the settings of a preset that can be overridden."""
     return tuple(type(PRESETS[name][1]).model_fields)

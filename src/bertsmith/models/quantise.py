@@ -1,4 +1,4 @@
-"""A model whose layers round as integers would (layers/quantised.py), from one that does not, and back."""
+"""Convert a model to simulated quantisation (layers/quantised.py) and back."""
 
 import copy
 import re
@@ -26,13 +26,13 @@ from bertsmith.layers.quantised import (
 from bertsmith.models.model import Model
 
 Make = Callable[[str, nn.Module, nn.Module], nn.Module]
-"""What takes the place of a part, from its name, what holds it, and the part itself; that part if it stays."""
+"""Function of a module's name, its parent and the module that returns the replacement, or the module to keep it."""
 
 
 def quantised(model: Model, config: QuantisationConfig) -> Model:
-    """A copy of a model that rounds as the config says; activations from the first batch on that passes in training.
+    """Return a copy with simulated quantisation; activation ranges are initialised by the first training batch.
 
-    Let batches pass under `measuring` to give activations their ranges without training.
+    Run batches under `measuring` to calibrate the ranges without training.
     """
     copied = dequantised(model)
     copied.config = copied.config.changed(quantisation=config)
@@ -41,7 +41,7 @@ def quantised(model: Model, config: QuantisationConfig) -> Model:
 
 
 def dequantised(model: Model) -> Model:
-    """A copy of a model without rounding: the weights are those that were rounded whenever they were used."""
+    """Return a copy without quantisation, with the full-precision weights."""
     copied = copy.deepcopy(model)
     copied.config = copied.config.changed(quantisation=None)
     swap(copied, lambda _, __, part: _plain(part))
@@ -49,22 +49,22 @@ def dequantised(model: Model) -> Model:
 
 
 def make_quantised(model: Model) -> None:
-    """Puts rounding layers in the place of a model's own where its config says so."""
+    """Replace layers by their quantised versions if the config has `quantisation`."""
     config = model.config.quantisation
     if config is None:
         return
-    plain_embeddings, layers = WeightRounding(config, config.embedding_bits), len(model.config.encoder.layers)
+    embedding_rounding, layers = WeightRounding(config, config.embedding_bits), len(model.config.encoder.layers)
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
         bits = _bits(config, name, layers)
         if isinstance(part, ElasticLinear) and not is_kernel(parent):
-            # queries, keys and values enter products with each other
+            # queries, keys and values are operands of the attention products
             rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
             return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
         if isinstance(part, GroupedLinear) and isinstance(parent, FeedForward):
             return QuantisedGroupedLinear(part, config, bits, units=parent.neurons)
         if isinstance(part, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
-            return QuantisedRows(plain_embeddings, scores=name == model.config.scored_rows)
+            return QuantisedRows(embedding_rounding, scores=name == model.config.scored_rows)
         return part  # a decoder without a table of its own reads rounded vectors
 
     swap(model, make)
@@ -75,12 +75,12 @@ def make_quantised(model: Model) -> None:
 
 
 def is_kernel(part: nn.Module) -> bool:
-    """Whether the matrix of this part is the taps of a convolution, which multiply no states."""
+    """Whether the module's matrix holds convolution kernels instead of multiplying hidden states."""
     return isinstance(part, FixedKernel | DepthwiseKernel)
 
 
 def swap(model: nn.Module, make: Make) -> None:
-    """Puts what is made of a model's parts into their places; a part that stands in several is made once."""
+    """Replace submodules by the results of `make`, which is called once for a shared module."""
     made: dict[nn.Module, nn.Module] = {}
     for path, parent in list(model.named_modules()):
         for name, part in list(parent.named_children()):
@@ -92,14 +92,14 @@ def swap(model: nn.Module, make: Make) -> None:
 
 @contextmanager
 def measuring(model: Model, kind: RangeKind = "mean_max") -> Iterator[None]:
-    """Inside, every batch that passes adds to the ranges of activations, which are those of these batches alone.
+    """Calibrate activation ranges: inside the context they are measured on all batches that are run.
 
     mean_max: the mean over batches of the largest |activation|. kl: the threshold at which clipping and rounding lose
     least information, from a histogram of all values; inputs of a few far spikes stay in floating point.
     """
     ranges = [part for part in model.modules() if isinstance(part, Ranges)]
     if not ranges:
-        raise InputError("this model rounds no activations, so there is nothing to measure; quantise it first")
+        raise InputError("this model has no quantised activations to measure; quantise it first")
     was_training = model.training
     for part in ranges:
         part.limits.zero_()
@@ -122,7 +122,7 @@ def _plain(part: nn.Module) -> nn.Module:
 
 
 def _bits(config: QuantisationConfig, name: str, encoder_layers: int) -> int:
-    """The bits of a matrix by where it stands; the decoder's layers follow the encoder's."""
+    """Return the bits of a matrix from its module path; the decoder's layers follow the encoder's."""
     layer = re.match(r"(encoder|decoder)\.blocks\.(\d+)\.", name)
     if config.layer_bits is None or layer is None:
         return config.weight_bits

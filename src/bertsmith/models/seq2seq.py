@@ -1,4 +1,4 @@
-"""The encoder-decoder model (Vaswani et al. 2017): reads one sequence, writes another by beam search or sampling."""
+"""The encoder-decoder model (Vaswani et al. 2017), with beam search, greedy decoding and sampling."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -19,26 +19,26 @@ from bertsmith.settings import Record
 
 
 class GenerationConfig(Record):
-    """How the next tokens are chosen and when a sequence ends."""
+    """Decoding method and stopping criteria."""
 
     method: Literal["beam", "greedy", "sample"] = "beam"
     beam: int = Field(default=4, gt=0)
-    """Hypotheses that are followed side by side, for method = "beam"."""
+    """Beam size, for method = "beam"."""
     length_penalty: float = Field(default=0.6, ge=0)
-    """α of log P / ((5 + length) / 6)^α, by which finished hypotheses are compared; 0 for none."""
+    """α of log P / ((5 + length) / 6)^α, by which finished hypotheses are ranked; 0 for none."""
     extra_length: int = Field(default=50, ge=0)
-    """A sequence ends at the latest when it has this many tokens more than its source."""
+    """Maximum number of tokens beyond the length of the source."""
     temperature: float = Field(default=1.0, gt=0)
-    """Below 1 likely tokens become likelier, for method = "sample"."""
+    """Divides the logits, for method = "sample"; values below 1 sharpen the distribution."""
     top_k: int | None = Field(default=None, gt=0)
-    """Sample among this many likeliest tokens only."""
+    """Sample from this many most probable tokens only."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample among the fewest tokens that have this much probability together."""
+    """Sample from the smallest set of tokens with this total probability (nucleus sampling)."""
     seed: int = Field(default=0, ge=0)
 
 
 class Steps:
-    """A decoder that is fed one token of every row at a time and keeps what its mixers have seen."""
+    """Incremental decoder: takes one token per row at a time and caches the states of its mixers."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Steps:
         self.states = [block.start(context) for block, context in self.blocks]
 
     def next(self, tokens: Tensor) -> Tensor:
-        """The log-probabilities of what follows these tokens: (rows,) -> (rows, vocabulary)."""
+        """Return the log-probabilities of the next token: (rows,) -> (rows, vocabulary)."""
         hidden = self.stack.embedding.at(tokens, self.position, self.table)
         for index, (block, context) in enumerate(self.blocks):
             hidden, self.states[index] = block.step(hidden, self.states[index], context)
@@ -65,7 +65,7 @@ class Steps:
         return self.score(self.stack.final_norm(hidden)).float().log_softmax(-1)
 
     def repeat(self, times: int) -> None:
-        """Makes every row `times` rows, one after the other."""
+        """Repeat every row `times` times, copies adjacent."""
         self.rows *= times
 
         def repeated(tensor: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Steps:
                 if is_token is None
                 else SequenceLayout.padded(repeated(is_token))
             )
-            # the cross mixers have projected the memory; its states are not read again
+            # the cross mixers have cached their projections of the memory; its hidden states are not read again
             blocks.append((block, context.with_memory(Memory(context.memory.hidden_states, layout))))
         self.blocks = blocks
 
@@ -89,14 +89,14 @@ class Steps:
         """Mark the rows, (rows,) bool, whose scores are not read any more; all rows are computed here."""
 
     def select(self, rows: Tensor) -> None:
-        """Goes on with these rows; each must look at the memory of the row whose place it takes."""
+        """Keep these rows, in this order; each must read the same memory as the row it replaces."""
         self.states = [(tuple(part[rows] for part in own), cross) for own, cross in self.states]
 
 
 def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: Tensor) -> list[list[int]]:
-    """One sequence per row, without start and end, each token the likeliest or drawn by chance.
+    """Return one greedy or sampled sequence per row, without start and end tokens.
 
-    Shape: limits (rows,), the most tokens of each sequence.
+    Shape: limits (rows,), the maximum number of tokens of each sequence.
     """
     tokens = torch.full((steps.rows,), start, device=limits.device)
     is_done = limits <= 0
@@ -106,7 +106,7 @@ def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: 
         steps.skip(is_done)
         scores = steps.next(tokens)
         if config.method == "sample":
-            tokens = _drawn(scores, config, uniform(streams, torch.full_like(streams, len(written))))
+            tokens = _sample(scores, config, uniform(streams, torch.full_like(streams, len(written))))
         else:
             tokens = scores.argmax(-1)
         is_done = is_done | (tokens == end)
@@ -117,31 +117,31 @@ def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: 
 
 
 def until(tokens: list[int], end: int) -> list[int]:
-    """The tokens before the first `end`."""
+    """Return the tokens before the first `end`."""
     return tokens[: tokens.index(end)] if end in tokens else tokens
 
 
-def _drawn(scores: Tensor, config: GenerationConfig, chance: Tensor) -> Tensor:
-    """One token of each row, drawn by its probability among those that are let in: (rows, vocabulary) -> (rows,)."""
+def _sample(scores: Tensor, config: GenerationConfig, draws: Tensor) -> Tensor:
+    """Sample one token per row after top-k and top-p filtering: (rows, vocabulary) -> (rows,)."""
     ordered, tokens = (scores / config.temperature).softmax(-1).sort(descending=True, dim=-1)
-    before = ordered.cumsum(-1) - ordered  # the probability of the likelier ones
-    is_let_in = before < config.top_p
+    before = ordered.cumsum(-1) - ordered  # total probability of the more probable tokens
+    is_allowed = before < config.top_p
     if config.top_k is not None:
-        is_let_in[:, config.top_k :] = False
-    shares = (ordered * is_let_in).cumsum(-1)
-    position = torch.searchsorted(shares, (chance[:, None] * shares[:, -1:]).contiguous(), right=True)
-    last = is_let_in.sum(-1, keepdim=True) - 1  # rounding must not reach past the last one
+        is_allowed[:, config.top_k :] = False
+    cumulative = (ordered * is_allowed).cumsum(-1)
+    position = torch.searchsorted(cumulative, (draws[:, None] * cumulative[:, -1:]).contiguous(), right=True)
+    last = is_allowed.sum(-1, keepdim=True) - 1  # rounding must not select a filtered token
     return tokens.gather(-1, torch.minimum(position, last)).squeeze(-1)
 
 
 def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, limits: Tensor) -> list[list[int]]:
-    """The best hypothesis of every row, without start and end; a row's result does not depend on the others.
+    """Return the best hypothesis of every row, without start and end tokens; rows are independent of each other.
 
-    Alive hypotheses are followed, finished ones wait. Each step looks at 2 · beam continuations, so that those which
-    end cannot starve the alive ones. A row is done when no alive hypothesis can overtake its best finished one any
-    more, even at the most favourable length. A single beam has no alternatives: its first end is the end.
+    Each step considers 2 · beam continuations, so that `beam` alive hypotheses remain even if others end. A row is done
+    when no alive hypothesis can overtake its best finished one, even at the most favourable length. A beam of 1 stops
+    at its first end token.
 
-    Shape: limits (rows,), the most tokens of each sequence.
+    Shape: limits (rows,), the maximum number of tokens of each sequence.
     """
     rows, beam = steps.rows, config.beam
     device = limits.device
@@ -149,7 +149,7 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
     steps.repeat(beam)
     first_row = torch.arange(rows, device=device)[:, None] * beam
     alive = torch.full((rows, beam), -torch.inf, device=device)
-    alive[:, 0] = 0.0  # all beams begin alike: only one may spread
+    alive[:, 0] = 0.0  # all beams are equal at first, so only one may be expanded
     finished = torch.full((rows, beam), -torch.inf, device=device)
     alive_tokens = torch.full((rows, beam, 1), start, device=device)
     finished_tokens = torch.full((rows, beam, 1), end, device=device)
@@ -167,21 +167,21 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
 
         is_end = token == end
         ended = torch.where(is_end, best / _penalty(length, config.length_penalty), -torch.inf)
-        # a row that is done keeps what it has, whatever the others still do
+        # a finished row does not change while others continue
         ended = torch.where(is_done[:, None], -torch.inf, ended)
         finished_tokens = torch.nn.functional.pad(finished_tokens, (0, 1), value=end)
         finished, kept = torch.cat([finished, ended], dim=1).topk(beam)
         finished_tokens = _pick(torch.cat([finished_tokens, grown], dim=1), kept)
 
-        going_on = torch.where(is_end, -torch.inf, best)
+        continuing = torch.where(is_end, -torch.inf, best)
         if candidates < beam + 1:
-            alive, chosen = going_on, torch.zeros_like(index)
+            alive, chosen = continuing, torch.zeros_like(index)
         else:
-            alive, chosen = going_on.topk(beam)
+            alive, chosen = continuing.topk(beam)
         alive_tokens = _pick(grown, chosen)
         steps.select((first_row + origin.gather(1, chosen)).flatten())
 
-        # the penalty grows with the length, so the limit gives an alive hypothesis its best chance
+        # the penalty grows with the length, so an alive hypothesis scores best at its limit
         bound = alive[:, 0] / _penalty(limits, config.length_penalty)
         is_done = is_done | (finished[:, 0] >= bound)
         is_at_limit = ~is_done & (length >= limits)
@@ -193,17 +193,17 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
 
 
 def _penalty(length: int | Tensor, alpha: float) -> float | Tensor:
-    """((5 + length) / 6)^α; the end counts as a token, the start does not."""
+    """Length penalty ((5 + length) / 6)^α; the end token counts, the start token does not."""
     return ((5 + length) / 6) ** alpha
 
 
 def _pick(tokens: Tensor, index: Tensor) -> Tensor:
-    """The hypotheses at some places of every row: (rows, n, length), (rows, m) -> (rows, m, length)."""
+    """Select hypotheses of every row: (rows, n, length), (rows, m) -> (rows, m, length)."""
     return tokens.gather(1, index[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 
 class Seq2Seq(Model):
-    """A model whose decoder looks at its encoder's states; calling it gives the encoder's states, as for any model."""
+    """An encoder-decoder model; calling it returns the encoder's hidden states, as for any model."""
 
     def __init__(self, config: ModelConfig, encoder: Encoder, decoder: Encoder, heads: dict[str, nn.Module]) -> None:
         super().__init__(config, encoder, heads)
@@ -218,14 +218,14 @@ class Seq2Seq(Model):
         subnet: Subnet | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        """The decoder's states for whole target sequences, each token seeing those before it.
+        """Return the decoder's hidden states for whole target sequences, with causal masking.
 
         Shape: tokens (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
         return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self.borrowed_table)
 
     def scores(self, states: Tensor) -> Tensor:
-        """The scores of every token of the target vocabulary: (…, width) -> (…, vocabulary)."""
+        """Return the scores over the target vocabulary: (…, width) -> (…, vocabulary)."""
         head = self.head("next_token")
         assert isinstance(head, NextToken)
         return self._table_scores(states, head.bias)
@@ -257,7 +257,7 @@ class Seq2Seq(Model):
         subnet: Subnet | None = None,
         begin: Callable[[Memory], Steps] | None = None,
     ) -> list[list[int]]:
-        """The sequence written for each row, without its start and end; these default to the tokenizer's.
+        """Return the generated tokens of each row, without start and end tokens, which default to the tokenizer's.
 
         `begin` makes the decoder of a batch from the encoder's output; None for all blocks (models/adaptive_depth.py).
         Shape: input_ids, attention_mask (batch, length).
@@ -275,8 +275,8 @@ class Seq2Seq(Model):
             steps = (
                 Steps(self.decoder, self.scores, memory, table=table, subnet=subnet) if begin is None else begin(memory)
             )
-            make = beam_search if config.method == "beam" else write
-            return make(steps, config, start, end, limits)
+            decode = beam_search if config.method == "beam" else write
+            return decode(steps, config, start, end, limits)
 
     def translate(
         self,
@@ -287,10 +287,13 @@ class Seq2Seq(Model):
         progress: Callable[[int], None] = lambda texts: None,
         begin: Callable[[Memory], Steps] | None = None,
     ) -> list[str]:
-        """One text for each text; `progress` gets the number of texts just done, `begin` is that of `generate`."""
+        """Translate texts; `progress` is called with the number of texts in each finished batch.
+
+        `begin` is that of `generate`.
+        """
         check_texts("translate", texts, batch_size)
         tokenizer = self.require_tokenizer()
-        # texts of like length together: rows that are done wait for the longest
+        # batch texts of similar length: finished rows wait for the longest
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         results = [""] * len(texts)
         for first in range(0, len(order), batch_size):
@@ -303,9 +306,9 @@ class Seq2Seq(Model):
         return results
 
     def attention_maps(self, source: Tensor, target: Tensor) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """The maps of the encoder's layers and of the decoder's, where "cross_attention" aligns target and source.
+        """Return the maps of the encoder's and the decoder's layers; "cross_attention" aligns target and source.
 
-        Shape: source and target (batch, length), rows without pads; maps (batch, heads, length, length looked at).
+        Shape: source and target (batch, length), rows without padding; maps (batch, heads, query length, key length).
         """
         layout, target_layout = SequenceLayout.full(*source.shape), SequenceLayout.full(*target.shape)
         read = self.encoder.run(EncoderInputs(source, layout), Want(maps=True))
@@ -315,7 +318,7 @@ class Seq2Seq(Model):
 
     def redraw_features(self, step: int, seed: int) -> None:
         super().redraw_features(step, seed)
-        self.decoder.redraw_features(step, key(seed, 1))  # draws of its own
+        self.decoder.redraw_features(step, key(seed, 1))  # independent of the encoder's draws
 
     @property
     def decoder_vocabulary(self) -> int:
@@ -325,5 +328,5 @@ class Seq2Seq(Model):
 
     @property
     def borrowed_table(self) -> Tensor | None:
-        """The encoder's token vectors, if the decoder has none of its own."""
+        """The encoder's token vectors if the decoder has no token table, else None."""
         return None if self.owns_target_table else self.token_table

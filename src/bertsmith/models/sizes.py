@@ -1,4 +1,4 @@
-"""The numbers that the architectures in presets.py are made from, and the parts that follow from them alone."""
+"""Sizes of the architectures in presets.py, and the configs that follow from a size alone."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,28 +25,28 @@ class Size(Record):
     max_length: Count = 512
     dropout: float = Field(default=0.1, ge=0, lt=1)
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the layers that are left out in training."""
+    """Probability of skipping each layer in training."""
     init_std: float = Field(default=0.02, gt=0)
     placement: Literal["post", "pre"] = "post"
-    """Of the norms: after the sums, as published, or before mixer and feed-forward, with one more at the end. Deep
-    networks with "pre" learn from context sooner; transformers has no class for them."""
+    """Placement of the norms: after the residual sums, as published, or before mixer and feed-forward, with a final
+    norm. Deep pre-norm networks learn from context sooner; transformers has no class for them."""
 
     def norm_of(self, epsilon: float = 1e-12) -> NormConfig:
-        """The norms of a layer."""
+        """Return the settings of a layer's norms."""
         return NormConfig(placement=self.placement, epsilon=epsilon)
 
     def embedding(self, **changes: Any) -> EmbeddingConfig:
-        """BERT's embedding in this size, but for what is changed."""
+        """Return BERT's embedding in this size, with changes."""
         return EmbeddingConfig(max_length=self.max_length, dropout=self.dropout, **changes)
 
     def layer(self, mixer: MixerConfig, **changes: Any) -> LayerConfig:
-        """A layer of BERT's around a mixer, four times as many neurons as the width, but for what is changed."""
+        """Return a BERT layer with this mixer and 4 · width neurons, with changes."""
         feedforward = FeedForwardConfig(neurons=4 * self.width)
         layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=self.dropout, norm=self.norm_of())
         return layer.changed(**changes)
 
     def encoder(self, embedding: EmbeddingConfig, *layers: LayerConfig, **parts: Any) -> EncoderConfig:
-        """An encoder of this size."""
+        """Return an encoder of this size."""
         if self.placement == "pre":
             parts.setdefault("final_norm", layers[-1].norm)
         return EncoderConfig(
@@ -61,20 +61,20 @@ class Size(Record):
 
 
 class FactorisedSize(Size):
-    """A size whose embedding is narrower than its layers."""
+    """A size with a factorised embedding."""
 
     embedding_width: Count
 
 
 class DebertaSize(Size):
-    """A size with relative positions, one row for each distance."""
+    """A size with relative positions, one table row per distance."""
 
     vocabulary: Count = 50265
     span: Count = 512
 
 
 class BucketSize(Size):
-    """A size with relative positions in buckets, and a convolution of some taps beside the first layer (0: none)."""
+    """A size with bucketed relative positions and an optional convolution branch (kernel_size 0: none)."""
 
     vocabulary: Count = 128100
     span: Count = 256
@@ -83,7 +83,7 @@ class BucketSize(Size):
 
 
 class DisentangledSize(FactorisedSize):
-    """A size of ours with relative positions in buckets, norms first."""
+    """A pre-norm size of ours with bucketed relative positions."""
 
     placement: Literal["post", "pre"] = "pre"
     init_std: float = Field(default=0.04, gt=0)
@@ -98,9 +98,9 @@ class ConvBertSize(FactorisedSize):
     ratio: Count = 2
     kernel_size: Count = 9
     groups: Count = 1
-    """Of the feed-forwards."""
+    """Groups of the feed-forwards."""
     kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
-    """Others than "span" are the paper's ablations; "none" is the bottleneck alone."""
+    """Values other than "span" are the paper's ablations; "none" is the bottleneck alone."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> "ConvBertSize":
@@ -126,7 +126,7 @@ class TransformerSize(Size):
 
 
 class AlbertSize(FactorisedSize):
-    """The numbers all of ALBERT's second version share: its vocabulary, no dropout."""
+    """A size of ALBERT v2: its vocabulary, no dropout."""
 
     embedding_width: Count = 128
     vocabulary: Count = 30000
@@ -134,13 +134,13 @@ class AlbertSize(FactorisedSize):
 
 
 class UniversalSize(Size):
-    """A size whose layers are the steps of one layer."""
+    """A size whose `layers` are steps of one layer."""
 
     is_halting: bool = True
 
 
 class PerformerSize(Size):
-    """A size whose attention works with random features."""
+    """A size with random-feature attention."""
 
     features: int = Field(default=256, ge=0)
     feature_map: FeatureMapName = "softmax"
@@ -148,7 +148,7 @@ class PerformerSize(Size):
 
 
 class ModernSize(Size):
-    """A size without dropout, whose neurons are gated and whose attention is local in most layers."""
+    """A size without dropout, with gated feed-forwards and local attention in most layers."""
 
     placement: Literal["pre"] = "pre"
     neurons: Count
@@ -156,8 +156,8 @@ class ModernSize(Size):
     """"silu" makes the gated feed-forwards SwiGLU."""
     norm: NormKind = "layer"
     window: Count = 64
-    """Tokens that a local layer looks at to each side."""
+    """Tokens to each side that a local layer attends to."""
     global_every: Count = 3
-    """One layer in so many looks everywhere, the first one among them."""
+    """Every n-th layer, starting with the first, has global attention."""
     max_length: Count = 1024
     dropout: float = Field(default=0.0, ge=0, lt=1)

@@ -1,8 +1,8 @@
-"""The Universal Transformer (Dehghani et al. 2019): layers as steps, told apart by a signal, until a position rests.
+"""The Universal Transformer (Dehghani et al. 2019): layers as steps, with step embeddings and adaptive halting.
 
-    before step t:  hidden + waves(place) + waves(t)      the same sinusoids for both
+    before step t:  hidden + sinusoid(position) + sinusoid(t)
     step t:         hidden = layer(…)
-    with halting:   positions at rest stay as they are; the output is the mixture that layers/halting.py describes
+    with halting:   halted positions do not change; the output is the mixture described in layers/halting.py
 
 With `sharing = "all"` every step is the same layer. A sub-network of less depth takes fewer steps, counted from 1.
 """
@@ -26,14 +26,14 @@ from bertsmith.settings import Record
 
 
 class UniversalConfig(Record):
-    """Layers as steps: before each one the waves of the place and of the step are added."""
+    """Layers as steps: sinusoids of the position and of the step are added before each."""
 
     halting: HaltingConfig | None = None
-    """Let every position decide when it has been worked on enough; None for all steps everywhere."""
+    """Adaptive halting per position; None runs all steps at every position."""
 
 
 class StepSignal(nn.Module):
-    """The waves of a token's place and of the step, which tell a layer where and when it works."""
+    """Sinusoidal position and step embeddings."""
 
     steps: Tensor
 
@@ -41,12 +41,12 @@ class StepSignal(nn.Module):
         super().__init__()
         self.max_length = max_length
         self.positions = SinusoidPositions(max_length, width)
-        waves = sinusoids(torch.arange(1, steps + 1, dtype=torch.float64), width)
-        # not saved: it follows from the config
-        self.register_buffer("steps", waves.to(torch.get_default_dtype()), persistent=False)
+        table = sinusoids(torch.arange(1, steps + 1, dtype=torch.float64), width)
+        # not saved: computed from the config
+        self.register_buffer("steps", table.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """The waves of the places: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
+        """Return the position embeddings: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
         if layout.max_length > self.max_length:
             raise InputError(
                 f"a sequence may have {layout.max_length} tokens; this model takes at most {self.max_length}"
@@ -71,7 +71,7 @@ class UniversalEncoder(Encoder):
         self.signal, self.halting = signal, halting
 
     def _check_last_block(self) -> NoReturn:
-        raise InputError("a universal stack has steps instead of a last layer; allowed with other encoders")
+        raise InputError("a universal encoder has no separate last layer; use another encoder")
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "UniversalEncoder":
@@ -97,17 +97,17 @@ class UniversalEncoder(Encoder):
         """
         layout, memory = blocks[0][1].layout, blocks[0][1].memory
         if memory is not None:
-            raise InputError("a universal stack was given a memory; allowed: as an encoder only")
+            raise InputError("a universal stack cannot attend to a memory; use it as an encoder only")
         positions = self.signal(hidden, layout)
         pondering = None if self.halting is None else self.halting.start(hidden)
         for step, (block, context) in enumerate(blocks):
             entering = hidden + (positions + self.signal.steps[step]).to(hidden.dtype)
-            left = block(entering, context)
+            output = block(entering, context)
             if self.halting is None or pondering is None:
-                hidden = left
+                hidden = output
             else:
-                hidden = torch.where(pondering.is_running[..., None], left, hidden)
-                pondering = self.halting(entering, left, pondering, is_last=step + 1 == len(blocks))
+                hidden = torch.where(pondering.is_running[..., None], output, hidden)
+                pondering = self.halting(entering, output, pondering, is_last=step + 1 == len(blocks))
             if collected is not None:
                 collected.append(entering)
         if collected is not None:

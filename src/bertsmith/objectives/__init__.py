@@ -1,1 +1,1 @@
-"""What to learn: each objective turns a batch into sums of losses; the trainer knows none of them."""
+"""Training objectives: each maps a batch to sums of losses; the trainer does not depend on any of them."""

@@ -1,8 +1,8 @@
-"""Learn a task so that a small change of the input's vectors does not change what is said: SiFT, and VAT.
+"""Adversarial fine-tuning: train a task so that small perturbations of the embeddings do not change the predictions.
 
-Three passes. The clean one gives the task's loss and its scores z. In the second, noise δ is added to the vectors that
-entered, and one step of gradient ascent makes δ worse. The third, with that δ, gives z₂, and the loss is how far
-z and z₂ are apart (He et al. 2021, section 4; docs/how-to/adversarial.md).
+A step has three forward passes. The clean one gives the task loss and the logits z. In the second, noise δ is added to
+the embeddings and improved by one step of gradient ascent. The third, with that δ, gives logits z₂; the loss is the
+divergence of z and z₂ (SiFT, VAT; He et al. 2021, section 4; docs/how-to/adversarial.md).
 """
 
 from collections.abc import Callable
@@ -22,37 +22,37 @@ from bertsmith.objectives.base import Objective, Portion, Sums, Term, soft_cross
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 
-_EPSILON = 1e-7  # of the norm that stands before the noise
+_NORM_EPSILON = 1e-7
 
 
 class AdversarialConfig(Record):
-    """Whether the model also learns to say the same of vectors that were moved a little."""
+    """Adversarial regularisation of fine-tuning."""
 
     kind: Literal["none", "sift", "vat"] = "none"
-    """Not at all; on normalised vectors, so that the change is as large for every word and model (SiFT); or on the
-    vectors as they are (virtual adversarial training)."""
+    """No perturbation; of normalised embeddings, so that its relative size is the same for every word and model (SiFT);
+    or of the raw embeddings (virtual adversarial training)."""
     weight: float = Field(default=5.0, gt=0)
-    """How much it counts beside the task."""
+    """Weight of the adversarial loss relative to the task loss."""
     noise_std: float = Field(default=1e-2, gt=0)
-    """Of the noise, which is cut off at twice as much."""
+    """Standard deviation of the noise, truncated at two standard deviations."""
     rate: float = Field(default=1e-4, gt=0)
-    """The length of the step that makes the noise worse: so much is added at most to any number of a vector."""
+    """Step size of the gradient ascent: the largest change of any element of the noise."""
     divergence: Literal["symmetric_kl", "kl", "mse"] = "symmetric_kl"
-    """What that step makes larger. By the gradient, "symmetric_kl" and "kl" are the same, as in the official code."""
+    """Divergence that this step increases. "symmetric_kl" and "kl" have the same gradient, as in the official code."""
 
     @property
     def cost(self) -> float:
-        """A training step in steps without it: three passes forward, two back, one back to the vectors alone."""
+        """Cost of a training step relative to plain training: three forward passes and the extra backward passes."""
         return 1.0 if self.kind == "none" else 8 / 3
 
-    def applied(self, task: Supervised) -> "Supervised | Adversarial":
-        """A task's objective, learned in this way."""
+    def wrap(self, task: Supervised) -> "Supervised | Adversarial":
+        """Return the task's objective with this regularisation."""
         return task if self.kind == "none" else Adversarial(task, self)
 
 
 @dataclass(frozen=True)
 class Adversarial(Objective[TaskBatch, TaskBatch]):
-    """The loss of a task, and how much small changes of the vectors change what the head says."""
+    """Task loss plus the divergence of the predictions under a perturbation of the embeddings."""
 
     task: Supervised
     config: AdversarialConfig
@@ -60,7 +60,7 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
     def __post_init__(self) -> None:
         if self.task.frozen == "all":
             kind = self.config.kind
-            raise InputError(f"adversarial.kind is {kind!r} and the encoder is frozen, so that it cannot learn from it")
+            raise InputError(f"adversarial.kind is {kind!r}, but the encoder is frozen; allowed: 'none'")
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
@@ -76,21 +76,21 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
         return {**self.task.counts(prepared), "adversarial": self.task.comparable_count(prepared)}
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
-        entered: list[Tensor] = []
+        embeddings: list[Tensor] = []
 
-        def enter(vectors: Tensor) -> Tensor:
+        def record(vectors: Tensor) -> Tensor:
             is_normalised = self.config.kind == "sift"
-            entered.append(layer_norm(vectors, vectors.shape[-1:], eps=_EPSILON) if is_normalised else vectors)
-            return entered[0]
+            embeddings.append(layer_norm(vectors, vectors.shape[-1:], eps=_NORM_EPSILON) if is_normalised else vectors)
+            return embeddings[0]
 
-        outputs = self.task.outputs(model, prepared, enter)
-        clean, vectors = self.task.comparable_logits(outputs, prepared), entered[0].detach()
+        outputs = self.task.outputs(model, prepared, record)
+        clean, vectors = self.task.comparable_logits(outputs, prepared), embeddings[0].detach()
 
         def perturbed(noise: Tensor) -> Tensor:
-            moved = (vectors + noise).to(vectors.dtype)
-            return self.task.comparable_logits(self.task.outputs(model, prepared, lambda _: moved), prepared)
+            noisy = (vectors + noise).to(vectors.dtype)
+            return self.task.comparable_logits(self.task.outputs(model, prepared, lambda _: noisy), prepared)
 
-        noise = self._worst(vectors, prepared.layout, perturbed, clean.detach())
+        noise = self._adversarial_noise(vectors, prepared.layout, perturbed, clean.detach())
         loss = symmetric_kl(perturbed(noise), clean).sum()
         return {"task": self.task.sums(outputs, prepared), "adversarial": Sums(loss, {})}
 
@@ -100,26 +100,25 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
     def portions(self, model: Model) -> list[Portion]:
         return self.task.portions(model)
 
-    def _worst(
+    def _adversarial_noise(
         self, vectors: Tensor, layout: SequenceLayout, perturbed: Callable[[Tensor], Tensor], clean: Tensor
     ) -> Tensor:
-        """Noise for the vectors after one step that made it worse."""
+        """Return random noise after one step of gradient ascent."""
         noise = draw_noise(vectors, layout, self.config.noise_std)
         with torch.enable_grad():
             noise.requires_grad_()
             distance = DIVERGENCES[self.config.divergence](perturbed(noise), clean).sum()
-        with torch.autocast(vectors.device.type, enabled=False):  # a backward pass has the precisions of its forward
-            # with respect to the noise alone: PyTorch goes no other way back, so that no weight gets a gradient, no
-            # time is spent on one, and no hook of those who wrap the model runs
+        with torch.autocast(vectors.device.type, enabled=False):  # backward uses the precisions of its forward pass
+            # only with respect to the noise: computes no weight gradients and runs no hooks of DDP or FSDP
             (gradient,) = torch.autograd.grad(distance, noise)
-        return ascended(noise.detach(), gradient, self.config.rate)
+        return ascend(noise.detach(), gradient, self.config.rate)
 
 
 def draw_noise(vectors: Tensor, layout: SequenceLayout, noise_std: float) -> Tensor:
-    """Normal noise in at least float32, cut off at two deviations.
+    """Return truncated normal noise in at least float32.
 
-    On a CPU nothing is drawn for pads, so that packed and padded runs stay the same run, as in layers/elementwise.py.
-    Shape: vectors (batch, length, width) or (tokens, width); the result alike.
+    On a CPU nothing is drawn for padding, so that packed and padded runs are identical, as in layers/elementwise.py.
+    Shape: vectors (batch, length, width) or (tokens, width); same for the result.
     """
     dtype, is_token = torch.promote_types(vectors.dtype, torch.float32), layout.is_token
     if is_token is None or vectors.is_cuda:
@@ -130,21 +129,21 @@ def draw_noise(vectors: Tensor, layout: SequenceLayout, noise_std: float) -> Ten
     return (noise_std * noise).clamp(-2 * noise_std, 2 * noise_std)
 
 
-def ascended(noise: Tensor, gradient: Tensor, rate: float) -> Tensor:
-    """The noise after a step up the gradient, which in every vector is `rate` where the gradient is largest.
+def ascend(noise: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    """Return the noise after a step along the gradient, scaled per vector so that its largest element is `rate`.
 
-    Where the norm of the gradient is not finite, the noise stays what it was.
+    If the norm of the gradient is not finite, return the noise unchanged.
     """
     step = gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
     return torch.where(gradient.norm().isfinite(), noise + rate * step, noise)
 
 
 def symmetric_kl(scores: Tensor, other: Tensor) -> Tensor:
-    """Return the symmetric cross-entropy of two predictions, each in turn the teacher of the other.
+    """Return the symmetric cross-entropy of two predictions, each the teacher of the other.
 
-    That is the symmetric Kullback-Leibler divergence but for the entropies, which teach nothing. Of a single score, a
-    number, cross-entropy is always 0 (the official code has that for regression): the squared error stands for it.
-    Shape: both (items, …, outcomes); the result (items,), the mean over the axes between.
+    This is the symmetric Kullback-Leibler divergence without the entropies, which have no gradient. A single score
+    (regression) uses the squared error, because its cross-entropy is always 0, as in the official code.
+    Shape: both (items, …, outcomes); the result (items,), the mean over the axes in between.
     """
     return soft_cross_entropy(scores, other) + soft_cross_entropy(other, scores)
 

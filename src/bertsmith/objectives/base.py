@@ -1,4 +1,4 @@
-"""The contract between an objective and the trainer, and the losses that several objectives share."""
+"""The interface between objectives and the trainer, and losses that several objectives share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -19,50 +19,50 @@ from bertsmith.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Term:
-    """One loss of an objective, as the trainer and the log know it."""
+    """One loss of an objective."""
 
     metrics: tuple[str, ...] = ()
-    """What else is reported of it."""
+    """Names of its metrics in the log."""
     weight: float = 1.0
-    """How much its mean over its targets counts in the loss."""
+    """Weight of its mean over its targets in the total loss."""
 
 
 class Share(NamedTuple):
-    """A figure as a part of a whole: both are added up over micro-batches and processes before they are divided."""
+    """A metric as numerator and denominator, which are summed over micro-batches and processes before dividing."""
 
     part: Tensor
     whole: Tensor
 
 
 class Sums(NamedTuple):
-    """One loss over a micro-batch, neither weighted nor divided by the number of its targets.
+    """One loss over a micro-batch, unweighted and summed over its targets.
 
-    A tuple, so that those who wrap the step (DDP, FSDP) find the tensors in it.
+    A tuple, so that DDP and FSDP find the tensors in it.
     """
 
     loss: Tensor
     metrics: dict[str, Share]
-    """Under the names in the objective's term."""
+    """Metrics by the names listed in the term."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Weights of one learning rate."""
+    """Parameters with one learning rate."""
 
     parameters: tuple[nn.Parameter, ...]
     rate: float = 1.0
-    """Their learning rate as a share of the run's."""
+    """Factor on the run's learning rate."""
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Weights that one optimiser moves: their gradient is clipped as a whole."""
+    """Parameters of one optimiser, whose gradients are clipped together."""
 
     groups: tuple[Group, ...]
 
     @classmethod
     def of(cls, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> "Portion":
-        """Weights that all have one learning rate."""
+        """Return a portion with one learning rate."""
         return cls((Group(tuple(parameters), rate),))
 
     @property
@@ -71,37 +71,37 @@ class Portion:
 
 
 class ObjectiveConfig(Record, ABC):
-    """The settings of an objective over a corpus; `kind` is its name in the table of objectives."""
+    """Settings of a pre-training objective; `kind` is its name in the table of objectives."""
 
     kind: str
 
     @property
     @abstractmethod
     def heads(self) -> tuple[str, ...]:
-        """The heads this objective trains."""
+        """Heads that this objective trains."""
 
     @property
     def passes(self) -> int:
-        """How often a batch goes through the model in one step, for the count of operations."""
+        """Forward passes of the model per batch, to estimate operations."""
         return 1
 
     @property
     @abstractmethod
     def targets_per_token(self) -> float:
-        """The share of tokens whose scores over the vocabulary are computed in one pass, for that count."""
+        """Fraction of tokens whose vocabulary scores are computed per pass, to estimate operations."""
 
     @property
     @abstractmethod
     def token_term(self) -> str:
-        """The term that guesses tokens, whose loss compares with the unigram level of the corpus."""
+        """The term that predicts tokens; its loss is compared with the unigram level of the corpus."""
 
     def network(self, config: ModelConfig) -> ModelConfig:
-        """The config of the model as this objective trains it; raises InputError if it cannot train such a one."""
+        """Return the model config that this objective trains; raise InputError if it does not support the model."""
         return config
 
     @abstractmethod
     def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "Objective[Any, Any]":
-        """The objective; a model whose positions halt needs the weight of the ponder cost (EncoderConfig has it)."""
+        """Return the objective; an encoder with halting needs `EncoderConfig.ponder_weight`."""
 
 
 Given = TypeVar("Given", bound=TrainingBatch)
@@ -109,58 +109,58 @@ Prepared = TypeVar("Prepared")
 
 
 class Objective(ABC, Generic[Given, Prepared]):
-    """Prepares a batch without the model, which fixes the number of targets, then computes the losses.
+    """Prepares a batch without the model, which determines the number of targets, then computes the losses.
 
     The split lets the trainer divide by the targets of the *whole* step, over all micro-batches and processes, before
     the first backward pass.
     """
 
     terms: dict[str, Term]
-    """The losses by name."""
+    """Losses by name."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Objective[Given, Prepared]":
-        """The objective with its tables on a device."""
+        """Return the objective with its tensors on a device."""
 
     @abstractmethod
     def prepare(self, batch: Given, seed: int) -> Prepared:
-        """What the model gets to see and what it shall say: a pure function of (batch, seed)."""
+        """Return inputs and targets: a pure function of (batch, seed)."""
 
     @abstractmethod
     def counts(self, prepared: Prepared) -> dict[str, Tensor]:
-        """The number of targets of each term."""
+        """Return the number of targets of each term."""
 
     @abstractmethod
     def __call__(self, model: Model, prepared: Prepared) -> dict[str, Sums]:
-        """The sums of each term."""
+        """Return the sums of each term."""
 
     def parts(self, prepared: Prepared) -> Sequence[Prepared]:
-        """What of a micro-batch is computed and sent backward at a time; their gradients add up.
+        """Return parts of a micro-batch with separate forward and backward passes, whose gradients are summed.
 
-        Each part has all the targets, and the last one uses every weight: processes exchange gradients after it.
+        Each part has all targets. The last one must use every weight, because processes exchange gradients after it.
         """
         return (prepared,)
 
     @abstractmethod
     def for_evaluation(self) -> "Objective[Given, Prepared]":
-        """The objective in the form in which runs are compared, whatever they were trained with."""
+        """Return the objective used for evaluation, which makes runs with different settings comparable."""
 
-    def finished(self, model: Model) -> Model:
-        """The model without what only its training needed."""
+    def finish(self, model: Model) -> Model:
+        """Return the model without modules that only training needs."""
         return model
 
     def portions(self, model: Model) -> list[Portion]:
-        """The model's weights by the optimiser that moves them; one moves all unless the objective says otherwise."""
+        """Return the trainable parameters per optimiser; by default one optimiser has all of them."""
         return [Portion.of(parameter for parameter in model.parameters() if parameter.requires_grad)]
 
 
 def wide(scores: Tensor) -> Tensor:
-    """Scores in at least float32: sums of exponentials would lose most of their digits in half precision."""
+    """Return scores in at least float32: sums of exponentials lose too much precision in half precision."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def class_sums(scores: Tensor, targets: Tensor, weights: tuple[float, ...] = ()) -> Sums:
-    """Cross-entropy and hits over some targets, those that are IGNORED left out; `weights` are those of the classes.
+    """Return cross-entropy and accuracy over all targets that are not IGNORED; `weights` are class weights.
 
     Shape: scores (targets, classes), targets (targets,).
     """
@@ -170,19 +170,20 @@ def class_sums(scores: Tensor, targets: Tensor, weights: tuple[float, ...] = ())
     return Sums(loss, {"accuracy": Share(hits, (targets != IGNORED).sum())})
 
 
-_LOWEST = -1e4  # a score whose share is 0 in every precision, and whose logarithm is still a number
+_MIN_SCORE = -1e4  # its softmax is 0 in every precision, and its log-softmax is finite
 
 
 def soft_cross_entropy(scores: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return the cross-entropy under a teacher's softmax, which gets no gradient; the squared error of a single score.
+    """Return the cross-entropy with a teacher's softmax as target; the squared error if there is a single score.
 
-    With a temperature T both are softened by it, and the loss is multiplied by T², so that its gradient keeps its size.
-    Shape: both (items, …, outcomes); the result (items,), the mean over the axes between.
+    A temperature T divides both, and the loss is multiplied by T², which preserves the scale of its gradient. The
+    teacher gets no gradient.
+    Shape: both (items, …, outcomes); the result (items,), the mean over the axes in between.
     """
     if scores.shape[-1] == 1:
         return squared_error(scores, teacher.detach())
-    shares = (bounded(teacher.detach()) / temperature).softmax(-1)
-    entropies = -(shares * (bounded(scores) / temperature).log_softmax(-1)).sum(-1)
+    targets = (bounded(teacher.detach()) / temperature).softmax(-1)
+    entropies = -(targets * (bounded(scores) / temperature).log_softmax(-1)).sum(-1)
     return temperature**2 * by_item(entropies)
 
 
@@ -192,10 +193,10 @@ def squared_error(scores: Tensor, other: Tensor) -> Tensor:
 
 
 def bounded(scores: Tensor) -> Tensor:
-    """Scores in at least float32; an outcome that is impossible may have the score -inf."""
-    return wide(scores).clamp(min=_LOWEST)
+    """Return scores in at least float32, with -inf (an impossible outcome) clamped to a finite value."""
+    return wide(scores).clamp(min=_MIN_SCORE)
 
 
 def by_item(values: Tensor) -> Tensor:
-    """The mean of what belongs to one item: (items, …) -> (items,)."""
+    """Return the mean per item: (items, …) -> (items,)."""
     return values if values.dim() == 1 else values.flatten(1).mean(1)

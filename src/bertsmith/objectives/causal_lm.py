@@ -1,7 +1,7 @@
-"""Causal language modelling: say the next token at every place, knowing only what stands before it.
+"""Causal language modelling: predict the next token at every position from the tokens before it.
 
-With a BERT this is the left-to-right ablation of Devlin et al. 2019, section 5.1, with a Performer its unidirectional
-training. A mask decoder looks back as well: at place i it says token i + 1.
+For BERT this is the left-to-right ablation of Devlin et al. 2019, section 5.1, for Performer the unidirectional
+training. A mask decoder is causal as well: at position i it predicts token i + 1.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class CausalLMConfig(ObjectiveConfig):
-    """Say the next token at every place; the model that is trained is causal in its config."""
+    """Predict the next token at every position; the trained model's config is causal."""
 
     kind: Literal["causal_lm"] = "causal_lm"
 
@@ -50,7 +50,7 @@ class CausalLMConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class CausalBatch:
-    """A batch as it stands and the next token of every place.
+    """A batch and the next token at every position.
 
     Shape: targets (tokens,), in the order of the flattened tokens.
     """
@@ -60,11 +60,11 @@ class CausalBatch:
     types: Tensor | None
     targets: Tensor
     is_real: Tensor | None = None
-    """Where tokens are neither pads nor filling, for the ponder cost; None without one."""
+    """True where tokens are not padding, for the ponder cost; None without one."""
 
 
 class CausalLM(Objective[TokenBatch, CausalBatch]):
-    """Cross-entropy of every next token, [SEP] included; the ponder cost of an encoder that halts."""
+    """Cross-entropy of every next token, including [SEP], plus the ponder cost of an encoder with halting."""
 
     def __init__(self, ponder_weight: float | None = None) -> None:
         self.ponder_weight = ponder_weight
@@ -85,7 +85,7 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
 
     def __call__(self, model: Model, prepared: CausalBatch) -> dict[str, Sums]:
         positions = torch.arange(prepared.targets.shape[0], device=prepared.targets.device)
-        # the call is causal, so that a model whose config is not learns no short cut through the future
+        # causal even if the model's config is not, so that no position sees its target
         inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, is_causal=True)
         output = model.run(inputs, Want(masked_positions=positions))
         scores = model.head("masked_tokens")(
@@ -98,22 +98,22 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
 
 
 def next_tokens(batch: TokenBatch) -> Tensor:
-    """The token after every token of its own sequence, IGNORED where none follows or only filling: (tokens,)."""
+    """Return the next token of every token in its sequence, IGNORED at the end and before padding: (tokens,)."""
     tokens, layout = batch.tokens, batch.layout
     position, sequence = layout.positions(tokens).flatten(), layout.sequence_index(tokens).flatten()
     has_next = position + 1 < layout.lengths(tokens.device)[sequence]
-    # (batch, length) or (tokens,) -> (tokens,); what rolls round to the end is at a place without a next one
+    # (batch, length) or (tokens,) -> (tokens,); the element that wraps around has no next token
     following, is_real = tokens.flatten().long().roll(-1), batch.is_real.flatten().roll(-1)
     return torch.where(has_next & is_real, following, IGNORED)
 
 
 class MaskedAndCausalConfig(ObjectiveConfig):
-    """Guess the masked tokens, seeing both ways, and say every next token, seeing what stands before."""
+    """Predict masked tokens from both directions, and next tokens causally."""
 
     kind: Literal["masked_and_causal"] = "masked_and_causal"
     masking: MaskingConfig = MaskingConfig()
     causal_weight: float = Field(default=1.0, gt=0)
-    """Of the next tokens' loss beside the masked tokens'."""
+    """Weight of the next-token loss relative to the masked-token loss."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class MaskedAndCausalConfig(ObjectiveConfig):
         for index, layer in enumerate(config.encoder.layers):
             if layer.mixer.is_causal:
                 raise InputError(f"encoder.layers.{index}.mixer.is_causal is true; allowed with {self.kind}: false")
-        config.causal()  # says so if this network cannot be
+        config.causal()  # raises if the network does not support causal attention
         return config
 
     def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "MaskedAndCausal":
@@ -151,14 +151,14 @@ class MaskedAndCausalConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class BothBatches:
-    """One batch as both objectives want it."""
+    """One batch prepared for both objectives."""
 
     masked: MaskedBatch
     causal: CausalBatch
 
 
 class MaskedAndCausal(Objective[TokenBatch, BothBatches]):
-    """The terms of both objectives, those of the causal one weighted."""
+    """Terms of both objectives; the causal ones are multiplied by `weight`."""
 
     def __init__(self, masked: MaskedLM, causal: CausalLM, weight: float) -> None:
         self.masked, self.causal, self.weight = masked, causal, weight

@@ -1,7 +1,7 @@
-"""Learn vectors of texts: what belongs together lies close together.
+"""Train text embeddings: similar texts get vectors with a high cosine.
 
-The head gives a vector for every sequence. An item has one, two or three of them: a text, its like, and what is unlike
-it. All losses read the cosines of the vectors.
+The head returns one vector per sequence. An item has one, two or three sequences: an anchor, a positive and a negative.
+All losses depend on the cosines of the vectors.
 """
 
 from abc import abstractmethod
@@ -18,17 +18,17 @@ from bertsmith.objectives.supervised import Supervised
 
 @dataclass(frozen=True)
 class Vectors(Supervised):
-    """Vectors of texts, which are compared by their cosines."""
+    """Base of losses over text embeddings."""
 
-    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
-        """The mean squared distance of an item's vectors of length 1 from the teacher's, (items,)."""
-        own, wanted = (item_vectors(vectors, len(batch.item)) for vectors in (outputs, teacher.detach()))
-        return (own - wanted).square().sum(-1).mean(-1)  # (items, sequences, width) -> (items,)
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+        """Return the mean squared distance of an item's unit vectors from the teacher's, (items,)."""
+        own, target = (item_vectors(vectors, len(batch.item)) for vectors in (outputs, teacher.detach()))
+        return (own - target).square().sum(-1).mean(-1)  # (items, sequences, width) -> (items,)
 
 
 @dataclass(frozen=True)
 class Cosines(Vectors):
-    """A loss over the cosine of each item's two texts."""
+    """Base of losses over the cosine of each item's two texts."""
 
     metrics = ()
 
@@ -41,15 +41,15 @@ class Cosines(Vectors):
 
     @abstractmethod
     def loss(self, cosines: Tensor, values: Tensor) -> Tensor:
-        """The sum of the loss over some items.
+        """Return the sum of the loss over some items.
 
-        Shape: cosines and values (items,); values lie between 0 and 1.
+        Shape: cosines and values (items,); values are between 0 and 1.
         """
 
 
 @dataclass(frozen=True)
 class Similarity(Cosines):
-    """The squared error of the cosine (Reimers & Gurevych 2019, section 3)."""
+    """Squared error of the cosine (Reimers & Gurevych 2019, section 3)."""
 
     def loss(self, cosines: Tensor, values: Tensor) -> Tensor:
         return ((cosines - values) ** 2).sum()
@@ -57,83 +57,83 @@ class Similarity(Cosines):
 
 @dataclass(frozen=True)
 class Ranking(Cosines):
-    """Any pair that is more alike than another should have the greater cosine (CoSENT; Su 2022).
+    """Ranking loss: a more similar pair should have the higher cosine (CoSENT; Su 2022).
 
-    log(1 + Σ exp(scale · (cosine of the less alike − cosine of the more alike))) over all such pairs of pairs in the
-    micro-batch, times its items, so that the loss of a step is the mean over its items.
+    log(1 + Σ exp(scale · (cosine of the less similar pair − cosine of the more similar pair))) over all ordered pairs
+    of pairs in the micro-batch, times its items, so that the loss of a step is the mean over its items.
     """
 
     scale: float = 20.0
 
     def loss(self, cosines: Tensor, values: Tensor) -> Tensor:
-        # (items, items): how much the column's cosine is above the row's, kept where the row is the more alike
-        above = self.scale * (cosines[None, :] - cosines[:, None])
-        kept = above.masked_fill(values[:, None] <= values[None, :], -torch.inf)
-        return len(cosines) * torch.cat([cosines.new_zeros(1), kept.flatten()]).logsumexp(0)
+        # (items, items): the column's cosine minus the row's, where the row is the more similar pair
+        differences = self.scale * (cosines[None, :] - cosines[:, None])
+        violations = differences.masked_fill(values[:, None] <= values[None, :], -torch.inf)
+        return len(cosines) * torch.cat([cosines.new_zeros(1), violations.flatten()]).logsumexp(0)
 
 
 @dataclass(frozen=True)
 class Contrastive(Cosines):
-    """Like pairs as close as can be, unlike ones at least a margin apart (Hadsell et al. 2006, eq. 4).
+    """Pulls similar pairs together and pushes dissimilar ones a margin apart (Hadsell et al. 2006, eq. 4).
 
-    The distance is 1 − cosine; a pair is alike where its value is above ½.
+    The distance is 1 − cosine; a pair is similar if its value is above ½.
     """
 
     margin: float = 0.5
 
     def loss(self, cosines: Tensor, values: Tensor) -> Tensor:
         distances = 1 - cosines
-        apart = (self.margin - distances).clamp(min=0)
-        return torch.where(values > 0.5, distances, apart).square().sum() / 2
+        hinge = (self.margin - distances).clamp(min=0)
+        return torch.where(values > 0.5, distances, hinge).square().sum() / 2
 
 
 @dataclass(frozen=True)
 class InBatch(Vectors):
-    """Each text should find its like among those of all items of the micro-batch (van den Oord et al. 2018, eq. 4).
+    """InfoNCE with in-batch negatives (van den Oord et al. 2018, eq. 4).
 
-    A softmax over scale · cosine. The third texts of items, if any, are further wrong answers for all. Where an item
-    has one text only, that is its own like: in training the same text stands there twice, and dropout tells the copies
-    apart (SimCSE; Gao et al. 2021, eq. 1).
-    Targets: "texts", (items, texts), numbers that are equal where texts are: what is right, too, is no wrong answer.
-    "value", (items,), where there is one: items of at most ½ are no pairs of likes and ask for nothing.
+    A softmax over scale · cosine selects each item's positive among all positives of the micro-batch. Third texts, if
+    any, are additional negatives for all items. An item with one text is its own positive: in training the text occurs
+    twice with different dropout masks (SimCSE; Gao et al. 2021, eq. 1).
+    Targets: "texts", (items, texts), ids that are equal for equal texts, so that no positive serves as a negative.
+    "value", (items,), optional: items of at most ½ are not positive pairs and have no loss of their own.
     """
 
     scale: float = 20.0
     is_symmetric: bool = False
-    """Whether the likes must find their texts as well; the loss is the mean of both."""
+    """Whether positives also retrieve their anchors; the loss is the mean of both directions."""
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         vectors, texts = item_vectors(outputs, len(batch.item)), batch.targets["texts"]
-        asks = self._asks(batch)
+        is_anchor = self._is_anchor(batch)
         # (items, items)
         scores = self._scores(vectors[:, 0], vectors[:, min(1, vectors.shape[1] - 1)], same_pairs(texts))
-        forth = scores
+        forward_scores = scores
         if vectors.shape[1] > 2:
-            is_right = (texts[:, None, :2] == texts[None, :, 2:]).any(-1)
-            forth = torch.cat([scores, self._scores(vectors[:, 0], vectors[:, 2], is_right)], dim=1)
+            is_positive = (texts[:, None, :2] == texts[None, :, 2:]).any(-1)
+            forward_scores = torch.cat([scores, self._scores(vectors[:, 0], vectors[:, 2], is_positive)], dim=1)
         own = torch.arange(len(texts), device=texts.device)
-        loss = cross_entropy(forth, own, reduction="none")
+        loss = cross_entropy(forward_scores, own, reduction="none")
         if self.is_symmetric:
             loss = (loss + cross_entropy(scores.T, own, reduction="none")) / 2
-        hits = ((forth.detach().argmax(-1) == own) & asks).sum()
-        return Sums(torch.where(asks, loss, 0).sum(), {"accuracy": Share(hits, asks.sum())})
+        hits = ((forward_scores.detach().argmax(-1) == own) & is_anchor).sum()
+        return Sums(torch.where(is_anchor, loss, 0).sum(), {"accuracy": Share(hits, is_anchor.sum())})
 
     def count(self, batch: TaskBatch) -> Tensor:
-        return self._asks(batch).sum()
+        return self._is_anchor(batch).sum()
 
-    def _scores(self, first: Tensor, second: Tensor, is_left_out: Tensor) -> Tensor:
-        # in half precision a cosine is off by up to 1/256, which the scale makes a tenth of a score
+    def _scores(self, first: Tensor, second: Tensor, is_excluded: Tensor) -> Tensor:
+        # in half precision a cosine is off by up to 1/256, which the scale turns into almost 0.1
         with torch.autocast(first.device.type, enabled=False):
-            return (self.scale * first @ second.T).masked_fill(is_left_out, -torch.inf)
+            return (self.scale * first @ second.T).masked_fill(is_excluded, -torch.inf)
 
-    def _asks(self, batch: TaskBatch) -> Tensor:
+    def _is_anchor(self, batch: TaskBatch) -> Tensor:
         if "value" in batch.targets:
             return batch.targets["value"] > 0.5
         return torch.ones_like(batch.item, dtype=torch.bool)
 
 
 def same_pairs(texts: Tensor) -> Tensor:
-    """Which other items' texts are as right for an item as its own: the pairs share a text.
+    """Return True where another item's pair shares a text with an item's own, so that it is no negative.
 
     Shape: texts (items, texts) -> (items, items), False on the diagonal.
     """
@@ -144,7 +144,7 @@ def same_pairs(texts: Tensor) -> Tensor:
 
 
 def item_vectors(outputs: Tensor, items: int) -> Tensor:
-    """The vectors of length 1 of each item's sequences, in at least float32.
+    """Return the unit vectors of each item's sequences, in at least float32.
 
     Shape: (sequences, width) -> (items, sequences of an item, width).
     """

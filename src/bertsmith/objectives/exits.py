@@ -1,4 +1,4 @@
-"""Teach a model's exits: what its own last head says, or the labels; the encoder rests, or learns with them."""
+"""Train early exits from the task head's predictions or from labels, with a frozen or trainable encoder."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,20 +19,20 @@ Weighting = Literal["even", "by_depth"]
 
 @dataclass(frozen=True)
 class ExitLearning(Objective[TaskBatch, TaskBatch]):
-    """A mean of losses over the exits and, where the encoder learns, the last head.
+    """Mean of the losses of all exits and, if the encoder is trained, of the task head.
 
-    With a frozen encoder the exits alone move, so the last head goes on to say exactly what it said.
+    With a frozen encoder only the exits are trained, so the task head's outputs do not change.
     """
 
     task: Supervised
     layers: tuple[int, ...]
-    """After how many layers each head stands, the task's own last."""
+    """Number of layers below each head, the task head last."""
     is_frozen: bool = True
     learn_from: Literal["answers", "labels"] = "answers"
-    """Exits learn what the last head believes (FastBERT), or the labels (DeeBERT, PABEE)."""
+    """Targets of the exits: the task head's predictions (FastBERT) or the labels (DeeBERT, PABEE)."""
     temperature: float = 1.0
     weighting: Weighting = "even"
-    """In the mean, all count the same, or each as much as the layers below it are (PABEE)."""
+    """Weights in the mean: equal, or proportional to the number of layers below (PABEE)."""
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
@@ -48,25 +48,25 @@ class ExitLearning(Objective[TaskBatch, TaskBatch]):
         return batch
 
     def counts(self, prepared: TaskBatch) -> dict[str, Tensor]:
-        by_answers = self.learn_from == "answers"
-        counts = {"exits": self.task.comparable_count(prepared) if by_answers else self.task.count(prepared)}
+        is_distilled = self.learn_from == "answers"
+        counts = {"exits": self.task.comparable_count(prepared) if is_distilled else self.task.count(prepared)}
         return counts if self.is_frozen else {**counts, "task": self.task.count(prepared)}
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
-        with _frozen(model) if self.is_frozen else nullcontext():
+        with _eval_mode_except_exits(model) if self.is_frozen else nullcontext():
             *exits, last = exit_outputs(model, prepared.tokens, prepared.layout, prepared.types)
         weights = self._weights[:-1]
-        losses = [weight * self._loss(said, last, prepared) for weight, said in zip(weights, exits, strict=True)]
+        losses = [weight * self._loss(outputs, last, prepared) for weight, outputs in zip(weights, exits, strict=True)]
         sums = {"exits": Sums(torch.stack(losses).sum() / sum(weights), {})}
         return sums if self.is_frozen else {**sums, "task": self.task.sums(last, prepared)}
 
     def for_evaluation(self) -> Supervised:
         return self.task.for_evaluation()
 
-    def _loss(self, said: Tensor, last: Tensor, batch: TaskBatch) -> Tensor:
+    def _loss(self, outputs: Tensor, last: Tensor, batch: TaskBatch) -> Tensor:
         if self.learn_from == "answers":
-            return self.task.apart(said, last.detach(), batch, self.temperature).sum()
-        return self.task.sums(said, batch).loss
+            return self.task.distillation_loss(outputs, last.detach(), batch, self.temperature).sum()
+        return self.task.sums(outputs, batch).loss
 
     @property
     def _weights(self) -> list[float]:
@@ -74,14 +74,14 @@ class ExitLearning(Objective[TaskBatch, TaskBatch]):
 
 
 def freeze_all_but_exits(model: Model) -> None:
-    """Makes the exits the only part of a model that learns; before anything wraps it to exchange gradients."""
+    """Freeze everything except the exits; call it before wrapping the model in DDP or FSDP."""
     model.requires_grad_(False)
     model.heads["exits"].requires_grad_(True)
 
 
 @contextmanager
-def _frozen(model: Model) -> Iterator[None]:
-    """Without dropout in all that is not an exit."""
+def _eval_mode_except_exits(model: Model) -> Iterator[None]:
+    """Disable dropout everywhere except in the exits."""
     with ExitStack() as stack:
         for part in (model.encoder, *(head for kind, head in model.heads.items() if kind != "exits")):
             stack.enter_context(eval_mode(part))

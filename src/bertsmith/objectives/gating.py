@@ -1,4 +1,4 @@
-"""Learn a task and, with it, which heads and neurons it can do without: gates under an L0 constraint."""
+"""Train a task together with gates on heads and neurons under an L0 constraint, for pruning."""
 
 from dataclasses import dataclass, replace
 
@@ -15,19 +15,20 @@ from bertsmith.objectives.supervised import Supervised
 
 @dataclass(frozen=True)
 class Gating(Objective[TaskBatch, TaskBatch]):
-    """The task's loss through gates that are drawn for every micro-batch, plus pressure until enough of them close.
+    """Task loss with gates sampled per micro-batch, plus a penalty until enough gates are closed.
 
-    The pressure is strength · units · (expected share of open gates − the share that shall stay)², for heads and for
-    neurons. It lets go as the share is reached, and the gates are left to the task: those it needs open further, and
-    others close for them. (Multipliers that learn, as in CoFi, overshoot in the few steps of a fine-tuning.)
+    The penalty is strength · units · (expected fraction of open gates − target fraction)², for heads and for neurons.
+    It vanishes at the target, where the task loss alone decides which gates open and which close. (Learned Lagrange
+    multipliers, as in CoFi, overshoot in the few steps of fine-tuning.)
     """
 
     task: Supervised
     heads: float
-    """The share of the heads that shall stay open."""
+    """Target fraction of open heads."""
     neurons: float
+    """Target fraction of open neurons."""
     rate: float = 1.0
-    """The learning rate of the gates as a share of the run's."""
+    """Factor on the run's learning rate for the gates."""
     strength: float = 1.0
 
     @property
@@ -53,13 +54,13 @@ class Gating(Objective[TaskBatch, TaskBatch]):
         return self.task.for_evaluation()
 
     def portions(self, model: Model) -> list[Portion]:
-        """The task's own, and the gates apart: their gradients are of another size, and so is their learning rate."""
+        """Return the task's portions and a separate one for the gates, whose gradients and rate differ in scale."""
         gates = tuple(unit_gates(model).parameters())
-        apart = {id(parameter) for parameter in gates}
+        own = {id(parameter) for parameter in gates}
         others = [
             Portion(
                 tuple(
-                    Group(tuple(parameter for parameter in group.parameters if id(parameter) not in apart), group.rate)
+                    Group(tuple(parameter for parameter in group.parameters if id(parameter) not in own), group.rate)
                     for group in portion.groups
                 )
             )
@@ -69,7 +70,7 @@ class Gating(Objective[TaskBatch, TaskBatch]):
 
     def _size(self, gates: UnitGates) -> Sums:
         heads, neurons = gates.expected_open()
-        # by unit, so that the pressure on one of them does not depend on how many there are
+        # times the number of units, so that the penalty per unit does not depend on their number
         gaps = (sum(map(len, gates.heads)), heads - self.heads), (sum(map(len, gates.neurons)), neurons - self.neurons)
         loss = torch.stack([self.strength * units * gap.square() for units, gap in gaps]).sum()
         one = torch.ones((), device=loss.device)
@@ -78,7 +79,7 @@ class Gating(Objective[TaskBatch, TaskBatch]):
 
 
 def unit_gates(model: Model) -> UnitGates:
-    """The gates of a model that learns some."""
+    """Return the model's gates; raise InputError if it has none."""
     gates = model.head("gates")
     assert isinstance(gates, UnitGates)
     return gates

@@ -18,12 +18,12 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class MaskedLMConfig(ObjectiveConfig):
-    """Guess the masked tokens; optionally also whether two segments belong together."""
+    """Predict masked tokens and optionally whether the second segment follows the first."""
 
     kind: Literal["masked_lm"] = "masked_lm"
     masking: MaskingConfig = MaskingConfig()
     next_sentence: bool = False
-    """Needs sequences.cut = "sentence_pairs"."""
+    """Whether to predict the next sentence; needs sequences.cut = "sentence_pairs"."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class MaskedLMConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """A corrupted batch and what stood there."""
+    """A corrupted batch and its targets."""
 
     corrupted: Corrupted
     layout: SequenceLayout
@@ -51,11 +51,11 @@ class MaskedBatch:
     sentence_targets: Tensor | None
     """(batch,): 0 where the second segment follows the first, 1 where not, as in the released models."""
     is_real: Tensor | None = None
-    """Where tokens are neither pads nor filling, for the ponder cost; None without one."""
+    """True where tokens are not padding, for the ponder cost; None without one."""
 
 
 class MaskedLM(Objective[TokenBatch, MaskedBatch]):
-    """Cross-entropy at the masked positions, and of the pair's label; the ponder cost of an encoder that halts."""
+    """Cross-entropy at masked positions and of the next sentence, plus the ponder cost of an encoder with halting."""
 
     def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary, ponder_weight: float | None = None) -> None:
         self.config, self.vocabulary, self.ponder_weight = config, vocabulary, ponder_weight
@@ -88,7 +88,7 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
 
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
         corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
-        # (targets, width): scores are computed nowhere else
+        # scores are computed at the masked positions only: (targets, width)
         inputs = EncoderInputs(corrupted.tokens, prepared.layout, prepared.types)
         output = model.run(inputs, Want(masked_positions=corrupted.positions, final=has_pairs))
         scores = model.head("masked_tokens")(output.masked_states, model.token_table)
@@ -99,28 +99,30 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         return {**sums, **ponder_sums(output, prepared.is_real)}
 
     def for_evaluation(self) -> "MaskedLM":
-        # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
+        # 15 % of single tokens, 80/10/10: losses at different rates are not comparable
         plain = self.config.model_copy(update={"masking": MaskingConfig()})
         return MaskedLM(plain, self.vocabulary, self.ponder_weight)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """What masking must know about a tokenizer."""
+    """Return the properties of a tokenizer that masking needs."""
     is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
     is_special[list(tokenizer.special_ids)] = True
     return Vocabulary(tokenizer.size, tokenizer.mask, is_special, torch.from_numpy(tokenizer.starts_word))
 
 
 def ponder_sums(output: EncoderOutput, is_real: Tensor | None) -> dict[str, Sums]:
-    """The term "ponder" of a halting encoder: the cost, and how many positions came to rest before the last step.
+    """Return the term "ponder" of an encoder with halting: the cost and the share of positions that halted early.
 
-    Shape: is_real as the tokens, True at those that count; None where the objective has no ponder weight.
+    Shape: is_real like the tokens; None if the objective has no ponder weight.
     """
     pondering = output.pondering
     if pondering is None and is_real is None:
         return {}
     if pondering is None or is_real is None:
-        raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
+        raise InputError(
+            "only one of objective (ponder_weight) and encoder (halting) is set up for halting; both must be"
+        )
     cost = torch.where(is_real, pondering.cost, 0).sum()
     is_early = is_real & (pondering.steps < pondering.steps_run)
     return {"ponder": Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})}

@@ -1,11 +1,12 @@
-"""Replaced-token detection: a generator guesses masked tokens, the encoder tells guesses from text (Clark et al. 2020).
+"""Replaced-token detection (ELECTRA, Clark et al. 2020): train an encoder to detect tokens that a generator replaced.
 
-    masked      the text with some places masked
-    scores      what the generator says there                       loss: cross-entropy, as in masked language modelling
-    guessed     the text with a token drawn from the scores at every chosen place
-    replaced    what the encoder says of every token of `guessed`   loss: binary; a guess that is right counts as text
+    corrupted   the text with masked positions
+    scores      generator logits at the masked positions       loss: cross-entropy, as in masked language modelling
+    sampled     the text with a token sampled from the scores at every masked position
+    logits      encoder logits at every token of `sampled`     loss: binary cross-entropy; a token that was sampled
+                                                               correctly counts as original
 
-Nothing flows from the second loss back into the generator: a drawn token has no gradient.
+Sampling stops gradients, so the second loss does not train the generator.
 """
 
 from dataclasses import dataclass
@@ -28,37 +29,37 @@ from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share
 from bertsmith.objectives.masked_lm import vocabulary_of
 from bertsmith.text.tokenizer import Tokenizer
 
-_RUN = 256  # tokens of the vocabulary that are summed before one is drawn
-_GUESS = 11  # the stream of random numbers that draws the generator's guesses
+_CHUNK = 256  # vocabulary entries per chunk in two-step sampling
+_SAMPLE_STREAM = 11  # random stream of the generator's samples
 
 
-class GuessedConfig(MaskingConfig):
-    """Where the generator guesses, with ELECTRA's shares; DeBERTa v3 has mask = 1."""
+class GeneratorMaskingConfig(MaskingConfig):
+    """Masking of the generator's input with ELECTRA's defaults; DeBERTa v3 has mask = 1."""
 
     mask: float = Field(default=0.85, ge=0, le=1)
-    """Share of the chosen tokens that become [MASK] …"""
+    """Fraction of the selected tokens that become [MASK] …"""
     random: float = Field(default=0.0, ge=0, le=1)
-    """… and that become a random token; the others stay as they are."""
+    """… and that become a random token; the others stay unchanged."""
 
 
 class ReplacedTokenDetectionConfig(ObjectiveConfig):
-    """Tell the tokens of the text from a generator's guesses."""
+    """Detect tokens that a generator replaced."""
 
     kind: Literal["replaced_tokens"] = "replaced_tokens"
-    masking: GuessedConfig = GuessedConfig()
+    masking: GeneratorMaskingConfig = GeneratorMaskingConfig()
     weight: float = Field(default=50.0, gt=0)
-    """Of the encoder's loss beside the generator's."""
+    """Weight of the encoder's loss relative to the generator's."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the generator's guesses: lower ones are nearer to its best guess."""
+    """Sampling temperature of the generator."""
     optimizers: Literal["one", "two"] = "one"
-    """With "two", the gradients of generator and encoder are clipped apart, as DeBERTa v3 does."""
+    """With "two", the gradients of generator and encoder are clipped separately, as in DeBERTa v3."""
     generator_rate: float = Field(default=1.0, gt=0)
-    """For "two": the generator's learning rate as a share of the encoder's."""
+    """For "two": the generator's learning rate relative to the encoder's."""
 
     @model_validator(mode="after")
     def _check_rate(self) -> "ReplacedTokenDetectionConfig":
         if self.optimizers == "one" and self.generator_rate != 1:
-            raise ValueError(f"generator_rate is {self.generator_rate} and optimizers 'one'; it needs optimizers 'two'")
+            raise ValueError(f"generator_rate is {self.generator_rate}; allowed with optimizers = 'one': 1")
         return self
 
     @property
@@ -81,7 +82,7 @@ class ReplacedTokenDetectionConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class ReplacedBatch:
-    """A masked batch, the text it was made from, and where it is text."""
+    """A corrupted batch and the original text."""
 
     corrupted: Corrupted
     tokens: Tensor
@@ -89,11 +90,11 @@ class ReplacedBatch:
     types: Tensor | None
     is_real: Tensor
     draw: Tensor
-    """(places,): a number from 0 to 1 for the guess at every chosen place."""
+    """(positions,): a uniform random number from [0, 1) for every masked position."""
 
 
 class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
-    """The generator's cross-entropy at the masked places and the encoder's binary one at every token."""
+    """Generator cross-entropy at the masked positions and encoder binary cross-entropy at every token."""
 
     def __init__(self, config: ReplacedTokenDetectionConfig, vocabulary: Vocabulary) -> None:
         self.config, self.vocabulary = config, vocabulary
@@ -107,10 +108,10 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
 
     def prepare(self, batch: TokenBatch, seed: int) -> ReplacedBatch:
         corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
-        # one draw for each place, known by the sequence and the position in it, however the batch is put together
+        # one draw per position, determined by sequence and position in it, independent of batching
         sequence = batch.layout.sequence_index(batch.tokens).flatten()[corrupted.positions]
         position = batch.layout.positions(batch.tokens).flatten()[corrupted.positions]
-        draw = uniform(bits(key(seed, _GUESS), batch.sample[sequence]), position)
+        draw = uniform(bits(key(seed, _SAMPLE_STREAM), batch.sample[sequence]), position)
         return ReplacedBatch(corrupted, batch.tokens, batch.layout, batch.types, batch.is_real, draw)
 
     def counts(self, prepared: ReplacedBatch) -> dict[str, Tensor]:
@@ -124,13 +125,13 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
         if generator is None:
             raise InputError("this model has no generator; replaced_tokens needs one")
         corrupted, layout, types = prepared.corrupted, prepared.layout, prepared.types
-        # (places, width) -> (places, vocabulary): scores are computed nowhere else
+        # scores are computed at the masked positions only: (positions, width) -> (positions, vocabulary)
         inputs = EncoderInputs(corrupted.tokens, layout, _types_for(generator, types))
         output = generator.run(inputs, Want(masked_positions=corrupted.positions))
         scores = generator.head("masked_tokens")(output.masked_states, generator.token_table)
-        guesses = sample(scores.detach(), prepared.draw, self.config.temperature, self.vocabulary.size)
-        guessed, is_replaced = put(prepared.tokens, corrupted, guesses)
-        hidden = model.run(EncoderInputs(guessed, layout, _types_for(model, types))).last
+        samples = sample(scores.detach(), prepared.draw, self.config.temperature, self.vocabulary.size)
+        sampled, is_replaced = insert_samples(prepared.tokens, corrupted, samples)
+        hidden = model.run(EncoderInputs(sampled, layout, _types_for(model, types))).last
         logits = model.head("replaced_tokens")(hidden, layout)
         return {
             "generator": class_sums(scores, corrupted.targets),
@@ -141,70 +142,70 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
         whole = super().portions(model)
         if self.config.optimizers == "one":
             return whole
-        # what both share is the encoder's
-        encoders = {id(p) for part in (model.encoder, model.heads) for p in part.parameters()}
-        moved = [p for portion in whole for p in portion.parameters]
-        own = tuple(p for p in moved if id(p) in encoders)
-        generators = tuple(p for p in moved if id(p) not in encoders)
-        return [Portion.of(generators, self.config.generator_rate), Portion.of(own)]
+        # shared parameters belong to the encoder
+        encoder_ids = {id(p) for module in (model.encoder, model.heads) for p in module.parameters()}
+        trained = [p for portion in whole for p in portion.parameters]
+        encoder = tuple(p for p in trained if id(p) in encoder_ids)
+        generator = tuple(p for p in trained if id(p) not in encoder_ids)
+        return [Portion.of(generator, self.config.generator_rate), Portion.of(encoder)]
 
     def for_evaluation(self) -> "ReplacedTokenDetection":
-        # 15 % of single tokens, whatever was trained with, so that runs can be compared
-        masking = GuessedConfig(mask=self.config.masking.mask, random=self.config.masking.random)
+        # 15 % of single tokens, whatever the training used, so that runs are comparable
+        masking = GeneratorMaskingConfig(mask=self.config.masking.mask, random=self.config.masking.random)
         return ReplacedTokenDetection(self.config.model_copy(update={"masking": masking}), self.vocabulary)
 
 
 def sample(scores: Tensor, draw: Tensor, temperature: float, vocabulary: int) -> Tensor:
-    """One token for every row of scores, with the chances its softmax gives; `draw` from [0, 1) decides which.
+    """Sample one token per row from the softmax of the scores, with a uniform `draw` from [0, 1) per row.
 
-    Shape: scores (places, vocabulary or more), draw (places,) -> (places,).
+    Shape: scores (positions, vocabulary or more), draw (positions,) -> (positions,).
     """
-    chances = (wide(scores[:, :vocabulary]) / temperature).softmax(-1)
-    # in two steps, a run of tokens and one of its tokens: a running sum over the whole vocabulary is slow on a GPU
-    runs = pad(chances, (0, -vocabulary % _RUN)).unflatten(-1, (-1, _RUN))  # (places, runs, tokens of a run)
-    sums = runs.sum(-1)
-    run, rest = _drawn(sums, draw.to(sums))
-    # (places, runs, tokens of a run) -> (places, tokens of a run)
-    inside = runs.gather(1, run[:, None, None].expand(-1, 1, _RUN)).squeeze(1)
-    token, _ = _drawn(inside, rest)
-    return run * _RUN + token
+    probabilities = (wide(scores[:, :vocabulary]) / temperature).softmax(-1)
+    # sample a chunk of the vocabulary, then a token in it: a cumulative sum over the vocabulary is slow on a GPU
+    chunks = pad(probabilities, (0, -vocabulary % _CHUNK)).unflatten(-1, (-1, _CHUNK))  # (positions, chunks, tokens)
+    sums = chunks.sum(-1)
+    chunk, rest = _sample_index(sums, draw.to(sums))
+    # (positions, chunks, tokens) -> (positions, tokens)
+    inside = chunks.gather(1, chunk[:, None, None].expand(-1, 1, _CHUNK)).squeeze(1)
+    token, _ = _sample_index(inside, rest)
+    return chunk * _CHUNK + token
 
 
-def _drawn(chances: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
-    """The place in each row that a draw from [0, 1) falls on, and how far into that place's chance, again in [0, 1).
+def _sample_index(weights: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index that each draw selects, and the draw's relative position in its interval, again in [0, 1).
 
-    Shape: chances (rows, places), which need not sum to 1; draw (rows,) -> (rows,) both.
+    Shape: weights (rows, n), which need not sum to 1; draw (rows,) -> (rows,) both.
     """
-    heights = chances.cumsum(-1)
-    limit = draw * heights[:, -1]
-    # a count instead of a search, which compilers fuse; rounding must not lead past the last place that has a chance
-    last = (heights < heights[:, -1:]).sum(-1)
-    position = torch.minimum((heights <= limit[:, None]).sum(-1), last)
-    chance = chances.gather(-1, position[:, None]).squeeze(-1)
-    below = heights.gather(-1, position[:, None]).squeeze(-1) - chance
-    rest = (limit - below) / chance.clamp(min=torch.finfo(chances.dtype).tiny)
-    return position, rest.clamp(min=0, max=1 - torch.finfo(chances.dtype).eps)
+    cumulative = weights.cumsum(-1)
+    limit = draw * cumulative[:, -1]
+    # a count instead of a search, which compilers fuse; rounding must not select an index of weight 0 at the end
+    last = (cumulative < cumulative[:, -1:]).sum(-1)
+    index = torch.minimum((cumulative <= limit[:, None]).sum(-1), last)
+    weight = weights.gather(-1, index[:, None]).squeeze(-1)
+    below = cumulative.gather(-1, index[:, None]).squeeze(-1) - weight
+    rest = (limit - below) / weight.clamp(min=torch.finfo(weights.dtype).tiny)
+    return index, rest.clamp(min=0, max=1 - torch.finfo(weights.dtype).eps)
 
 
-def put(tokens: Tensor, corrupted: Corrupted, guesses: Tensor) -> tuple[Tensor, Tensor]:
-    """The text with the guesses at the chosen places, and True where a guess is not what stood there."""
-    is_chosen = corrupted.targets != IGNORED
+def insert_samples(tokens: Tensor, corrupted: Corrupted, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the text with the sampled tokens inserted, and True where they differ from the original."""
+    is_target = corrupted.targets != IGNORED
     flat = tokens.flatten()
-    guesses = torch.where(is_chosen, guesses.to(flat), flat[corrupted.positions])
-    guessed = flat.scatter(0, corrupted.positions, guesses).view_as(tokens)
-    return guessed, guessed != tokens
+    samples = torch.where(is_target, samples.to(flat), flat[corrupted.positions])
+    sampled = flat.scatter(0, corrupted.positions, samples).view_as(tokens)
+    return sampled, sampled != tokens
 
 
 def _replaced_sums(logits: Tensor, is_replaced: Tensor, is_real: Tensor) -> Sums:
     scores = wide(logits)
     losses = binary_cross_entropy_with_logits(scores, is_replaced.to(scores), reduction="none")
     loss = torch.where(is_real, losses, 0).sum()
-    is_called = (logits.detach() > 0) & is_real
-    found, replaced, real = (is_called & is_replaced).sum(), is_replaced.sum(), is_real.sum()
+    is_detected = (logits.detach() > 0) & is_real
+    detected, replaced, real = (is_detected & is_replaced).sum(), is_replaced.sum(), is_real.sum()
     metrics = {
-        "accuracy": Share(((is_called == is_replaced) & is_real).sum(), real),
-        "recall": Share(found, replaced),
-        "precision": Share(found, is_called.sum()),
+        "accuracy": Share(((is_detected == is_replaced) & is_real).sum(), real),
+        "recall": Share(detected, replaced),
+        "precision": Share(detected, is_detected.sum()),
         "share": Share(replaced, real),
     }
     return Sums(loss, metrics)

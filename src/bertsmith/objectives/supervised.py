@@ -1,4 +1,4 @@
-"""Learn a task from examples: what its head says against what it should say."""
+"""Supervised objectives: one loss per kind of task over the outputs of its head."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -19,27 +19,27 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term, class_sums, soft_cross_entropy, wide
 
 Frozen = Literal["none", "embedding", "all"]
-"""What of an encoder keeps its weights: nothing, the tables it begins with, or all of it, so that only heads learn."""
+"""Frozen weights of the encoder: none, the embedding, or all, so that only heads are trained."""
 
 
 @dataclass(frozen=True)
 class Supervised(Objective[TaskBatch, TaskBatch]):
-    """A loss over the outputs of a task's head. A kind of task says what the loss is and how many targets there are.
+    """Base of losses over the outputs of a task head; subclasses define the loss and the number of targets.
 
-    Sums are over targets: the trainer divides by the number of them in the whole step.
+    Losses are sums over targets; the trainer divides by the number of targets in the whole step.
     """
 
     layer_decay: float = 1.0
-    """What the learning rate is multiplied by from each depth to the one below, as ELECTRA does it."""
+    """Factor on the learning rate from each layer to the one below, as in ELECTRA."""
     frozen: Frozen = "none"
-    """What of the encoder keeps its weights; one that keeps all rests: without dropout."""
+    """Frozen weights of the encoder; with "all" its dropout is off as well."""
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
         return {"task": Term(self.metrics)}
 
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    """What else is reported of the loss."""
+    """Names of the metrics in the log."""
 
     def to(self, device: torch.device | str) -> "Supervised":
         return self
@@ -66,23 +66,23 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
     @abstractmethod
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
-        """The loss over a batch and the figures, in at least float32."""
+        """Return the loss and the metrics of a batch, in at least float32."""
 
     def count(self, batch: TaskBatch) -> Tensor:
-        """The number of targets: one for each item, unless a kind of task says otherwise."""
+        """Return the number of targets; by default one per item."""
         return torch.tensor(len(batch.item), device=batch.item.device)
 
     def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Return the outputs as logits whose softmax over the last axis is one prediction, to compare two models.
 
-        Impossible outcomes are -inf; a single score is a regression. Tasks that do not define it cannot be trained
-        adversarially or with a teacher: a guess would be wrong without notice.
-        Shape: (comparable_count, …, outcomes); axes between are averaged.
+        Impossible outcomes are -inf; a single score is a regression. Tasks that do not define it support neither
+        adversarial training nor distillation.
+        Shape: (comparable_count, …, outcomes); axes in between are averaged.
         """
         name = type(self).__name__
-        raise InputError(f"what {name} learns from is no belief: there is no adversarial training for it")
+        raise InputError(f"{name} has no comparable logits; adversarial training and distillation do not support it")
 
-    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
         """Return the distance of the outputs from a teacher's, (comparable_count,), for distillation."""
         return soft_cross_entropy(
             self.comparable_logits(outputs, batch), self.comparable_logits(teacher, batch), temperature
@@ -93,14 +93,14 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         return torch.tensor(len(batch.item), device=batch.item.device)
 
     def portions(self, model: Model) -> list[Portion]:
-        """One portion, whose learning rate falls from the head down to the embedding.
+        """Return one portion, whose learning rate decreases from the heads down to the embedding.
 
-        At depth d it is decay^(layers + 2 - d) of the head's: the embedding is at depth 0, the first layer at 1 and the
-        heads at layers + 2, so that the top layer has decay², not decay (ELECTRA's code; ConvBERT's as well).
+        At depth d the factor is decay^(layers + 2 - d): the embedding is at depth 0, the first layer at 1 and the heads
+        at layers + 2, so that the top layer has decay², not decay (as in the code of ELECTRA and ConvBERT).
         """
-        kept = {"none": (), "embedding": (model.encoder.embedding,), "all": (model.encoder,)}
-        for part in kept[self.frozen]:
-            part.requires_grad_(False)
+        frozen = {"none": (), "embedding": (model.encoder.embedding,), "all": (model.encoder,)}
+        for module in frozen[self.frozen]:
+            module.requires_grad_(False)
         depths = parameter_depths(model)
         top = len(model.config.encoder.layers) + 2
         groups: dict[int, list[nn.Parameter]] = {}
@@ -113,14 +113,14 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
 
 def parameter_depths(model: Model) -> dict[nn.Parameter, int]:
-    """How deep every weight of an encoder and its heads lies: 0 the embedding, i + 1 layer i, layers + 2 the heads.
+    """Return the depth of every parameter: 0 for the embedding, i + 1 for layer i, layers + 2 for heads.
 
-    A weight that several layers share counts with the topmost one.
+    A parameter that several layers share has the depth of the topmost one.
     """
     encoder, layers = model.encoder, len(model.config.encoder.layers)
     depths: dict[nn.Parameter, int] = dict.fromkeys(model.parameters(), layers + 2)
     for parameter in encoder.parameters():
-        depths[parameter] = layers  # a final norm, a table that all layers read
+        depths[parameter] = layers  # the final norm and the relative table
     for parameter in encoder.embedding.parameters():
         depths[parameter] = 0
     for index, block in enumerate(encoder.blocks):
@@ -142,13 +142,13 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Classes(Supervised):
-    """One right class for a sequence: targets "label", (items,)."""
+    """Single-label classification of a sequence: targets "label", (items,)."""
 
     weights: tuple[float, ...] = ()
-    """How much each class counts; empty for all the same."""
+    """Class weights; empty for equal weights."""
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
-        return class_sums(outputs, batch.targets["label"], _at_least_one(self.weights))
+        return class_sums(outputs, batch.targets["label"], _rescale_weights(self.weights))
 
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["label"], self.weights)
@@ -158,18 +158,18 @@ class Classes(Supervised):
 
 
 def class_count(targets: Tensor, weights: tuple[float, ...] = ()) -> Tensor:
-    """The number of targets, each as much as its class counts."""
+    """Return the number of targets, weighted by class."""
     is_target = targets != IGNORED
     if not weights:
         return is_target.sum()
-    table = torch.tensor(_at_least_one(weights), device=targets.device)
+    table = torch.tensor(_rescale_weights(weights), device=targets.device)
     return torch.where(is_target, table[targets.clamp(min=0)], 0.0).sum()
 
 
-def _at_least_one(weights: tuple[float, ...]) -> tuple[float, ...]:
-    """Weights of classes in the same proportions, the smallest that counts at all being 1.
+def _rescale_weights(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Scale class weights so that the smallest positive one is 1.
 
-    The loss is divided by the sum of weights, but never by less than 1, which a few targets of small weights would be.
+    The trainer divides the loss by the sum of weights, but by at least 1; small weights could otherwise sum to less.
     """
     smallest = min((weight for weight in weights if weight > 0), default=1.0)
     return tuple(weight / smallest for weight in weights)
@@ -177,7 +177,7 @@ def _at_least_one(weights: tuple[float, ...]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Values(Supervised):
-    """One number for a sequence, by squared error: targets "value", (items,)."""
+    """Regression with squared error: targets "value", (items,)."""
 
     metrics = ()
 
@@ -190,10 +190,10 @@ class Values(Supervised):
 
 @dataclass(frozen=True)
 class Labels(Supervised):
-    """Any number of labels for a sequence, each yes or no: targets "labels", (items, labels) of 0 and 1."""
+    """Multi-label classification of a sequence: targets "labels", (items, labels) of 0 and 1."""
 
     weights: tuple[float, ...] = ()
-    """How much a yes counts, label by label; empty for as much as a no."""
+    """Weight of positive targets per label; empty for 1."""
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         scores, targets = wide(outputs), batch.targets["labels"]
@@ -203,19 +203,19 @@ class Labels(Supervised):
         return Sums(losses.mean(-1).sum(), {"accuracy": Share(hits, self.count(batch))})
 
     def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
-        # the sigmoid of a score is the softmax of it and 0: (items, labels) -> (items, labels, 2)
+        # sigmoid(score) equals the softmax of (score, 0): (items, labels) -> (items, labels, 2)
         return torch.stack([outputs, torch.zeros_like(outputs)], dim=-1)
 
 
 @dataclass(frozen=True)
 class Tags(Supervised):
-    """One right class for every token that has a target: targets "tags", as the tokens lie."""
+    """Classification of every token that has a target: targets "tags", shaped like the tokens."""
 
     weights: tuple[float, ...] = ()
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         # (batch, length, labels) or (tokens, labels) -> (tokens, labels)
-        return class_sums(outputs.flatten(0, -2), batch.targets["tags"].flatten(), _at_least_one(self.weights))
+        return class_sums(outputs.flatten(0, -2), batch.targets["tags"].flatten(), _rescale_weights(self.weights))
 
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["tags"], self.weights)
@@ -223,7 +223,7 @@ class Tags(Supervised):
     def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs.flatten(0, -2)[batch.targets["tags"].flatten() != IGNORED]
 
-    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
         """Return the distance of the outputs from a teacher's, (comparable_count,), for distillation."""
         return soft_cross_entropy(
             self.comparable_logits(outputs, batch), self.comparable_logits(teacher, batch), temperature
@@ -235,10 +235,10 @@ class Tags(Supervised):
 
 @dataclass(frozen=True)
 class Choices(Supervised):
-    """One right sequence among those of an item, by a softmax over their scores (Devlin et al. 2019, section 4.4).
+    """Multiple choice: a softmax over the scores of an item's sequences (Devlin et al. 2019, section 4.4).
 
-    Targets: "label", (items,), the place of the right one; "is_choice", (items, most), True at as many places as the
-    item has sequences, the first ones.
+    Targets: "label", (items,), the index of the correct choice; "is_choice", (items, max choices), True for the choices
+    that the item has.
     """
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
@@ -252,21 +252,21 @@ class Choices(Supervised):
 
 
 def choice_table(outputs: Tensor, is_choice: Tensor) -> Tensor:
-    """The scores of sequences as a row for every item, minus infinity where it has no more, in at least float32.
+    """Return one row of scores per item, -inf where it has no choice, in at least float32.
 
-    Shape: outputs (sequences, 1), is_choice (items, most) -> (items, most).
+    Shape: outputs (sequences, 1), is_choice (items, max choices) -> (items, max choices).
     """
     scores = wide(outputs.squeeze(-1))
-    # sequences stand in the order of their items, which is the one a masked scatter fills in
+    # sequences are in the order of their items, as masked_scatter expects
     return scores.new_full(is_choice.shape, -torch.inf).masked_scatter(is_choice, scores)
 
 
 @dataclass(frozen=True)
 class Spans(Supervised):
-    """The mean of two cross-entropies over the tokens of a window: targets "start" and "end", (items,).
+    """Span extraction: mean cross-entropy of start and end over the tokens of a window: targets "start" and "end".
 
-    Both are taken over real tokens only, so that the loss of a window is the same however it lies in memory; BERT's
-    code lets the pads of a row take part.
+    The softmax is over real tokens only, so that the loss does not depend on the layout; BERT's code includes padding.
+    Shape: targets (items,) each.
     """
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
@@ -282,9 +282,9 @@ class Spans(Supervised):
         return (batch.targets["start"] != IGNORED).sum()
 
     def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
-        """The scores of the tokens of each window as a start and as an end, -inf at pads.
+        """Return the start and end scores of each window's tokens, -inf at padding.
 
-        Shape: (items, 2, tokens of the longest)
+        Shape: (items, 2, max_length).
         """
         rows, layout = batch.layout.pad(outputs)
         if layout.is_token is not None:

@@ -1,4 +1,4 @@
-"""Translation by teacher forcing: the decoder reads the true target and says its next token (Vaswani et al. 2017)."""
+"""Translation with teacher forcing: the decoder predicts every next token of the true target (Vaswani et al. 2017)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,20 +18,20 @@ from bertsmith.settings import Record
 
 
 class TranslationConfig(Record):
-    """Say the target's next token, given the source and the target so far."""
+    """Predict the next target token from the source and the target so far."""
 
     kind: Literal["translation"] = "translation"
     smoothing: float = Field(default=0.1, ge=0, lt=1)
-    """The share of probability to be given, evenly, to all tokens but the right one (as in tensor2tensor)."""
+    """Label smoothing: probability spread evenly over all tokens except the correct one (as in tensor2tensor)."""
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads this objective trains."""
+        """Heads that this objective trains."""
         return ("next_token",)
 
     @property
     def targets_per_token(self) -> float:
-        """The share of tokens whose scores are computed: about half of them are the target's."""
+        """Fraction of tokens whose scores are computed: about half are target tokens."""
         return 0.5
 
     def build(self) -> "TranslationObjective":
@@ -40,14 +40,14 @@ class TranslationConfig(Record):
 
 @dataclass(frozen=True)
 class TeacherForced:
-    """A batch and the number of tokens to be said in it."""
+    """A batch and its number of target tokens."""
 
     batch: PairBatch
     count: Tensor
 
 
 class TranslationObjective(Objective[PairBatch, TeacherForced]):
-    """Cross-entropy of every next token, against smoothed targets; the plain one is reported as `nll`."""
+    """Cross-entropy of every next token with label smoothing; the metric `nll` is without smoothing."""
 
     def __init__(self, config: TranslationConfig) -> None:
         self.config = config
@@ -74,14 +74,14 @@ class TranslationObjective(Objective[PairBatch, TeacherForced]):
         return {"next_token": Sums(smoothed, metrics)}
 
     def for_evaluation(self) -> "TranslationObjective":
-        # without smoothing: the loss is the logarithm of the perplexity, whatever was trained with
+        # without smoothing the loss is the log-perplexity, comparable between runs
         return TranslationObjective(TranslationConfig(smoothing=0.0))
 
 
 def target_scores(model: Model, batch: PairBatch) -> Tensor:
-    """The scores of every next token: those at place t of a target see the source and the target up to t.
+    """Return the scores of every next token; position t of a target sees the source and the target up to t.
 
-    Shape: (batch, length, vocabulary) or (tokens, vocabulary), the last axis rounded up as in `Seq2Seq.scores`.
+    Shape: (batch, length, vocabulary) or (tokens, vocabulary), the last axis padded as in `Seq2Seq.scores`.
     """
     model = require_seq2seq(model)
     hidden_states = model.encoder(batch.source, batch.source_layout)
@@ -96,15 +96,15 @@ def require_seq2seq(model: Model) -> Seq2Seq:
 
 
 def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The sums over all targets of the cross-entropy with smoothed targets, and of the plain one.
+    """Return the summed cross-entropy with and without label smoothing.
 
-    The right token is to get 1 - smoothing, each of the other vocabulary - 1 tokens an even share of the rest.
-    (PyTorch's own smoothing gives the right token a share of the rest, too.)
+    The correct token gets 1 - smoothing; the other vocabulary - 1 tokens share the rest evenly. (PyTorch's label
+    smoothing includes the correct token in that share.)
 
-    Shape: scores (targets, vocabulary or more), targets (targets,), IGNORED ones count as nothing.
+    Shape: scores (targets, vocabulary or more), targets (targets,), of which IGNORED ones do not count.
     """
     is_target = targets != IGNORED
-    # at least float32: the sum over a large vocabulary would lose most of its digits in half precision
+    # at least float32: a sum over a large vocabulary loses too much precision in half precision
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     total = wide.logsumexp(-1)
     right = wide.gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
@@ -112,7 +112,7 @@ def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: f
     nll = plain.sum()
     if smoothing == 0.0:
         return nll, nll
-    # the last axis may be rounded up with scores of -inf, which stand for no token
+    # the last axis may be padded with -inf
     everything = vocabulary * total - wide[:, :vocabulary].sum(-1)
     wrong = torch.where(is_target, everything, 0.0).sum() - nll
     return (1 - smoothing) * nll + smoothing / (vocabulary - 1) * wrong, nll

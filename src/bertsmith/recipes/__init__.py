@@ -1,4 +1,4 @@
-"""Recipes by name, such as "electra-small:paper": plain settings of a pre-training run, and files laid over them."""
+"""Pre-training recipes by name, such as "electra-small:paper", and files that extend them."""
 
 import copy
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from bertsmith.toml import read_toml
 
 TIERS: dict[str, dict[str, Recipe]] = {"paper": PAPER, "crammed": CRAMMED, "modern": MODERN}
 DEFAULT_TIER = "crammed"
-# the ways to choose a network exclude each other; overrides change a preset
-_INSTEAD_OF = {
+# a key that chooses a network removes these keys of the base; overrides belong to a preset
+_REPLACES = {
     "preset": ("network", "folder", "subnet", "width", "depth"),
     "network": ("preset", "overrides", "folder", "subnet", "width", "depth"),
     "folder": ("preset", "overrides", "network", "width", "depth"),
@@ -27,26 +27,26 @@ _INSTEAD_OF = {
 
 
 def presets() -> list[str]:
-    """Every preset there is a recipe for."""
+    """Return every preset that has a recipe."""
     return list(dict.fromkeys(preset for recipes in TIERS.values() for preset in recipes))
 
 
 def names() -> list[str]:
-    """Every name that `recipe` knows, with its tier."""
+    """Return every recipe name, with its tier."""
     return [f"{preset}:{tier}" for preset in presets() for tier in tiers_of(preset)]
 
 
 def tiers_of(preset: str) -> list[str]:
-    """The tiers there is a recipe of, for a preset."""
+    """Return the tiers of a preset's recipes."""
     return [tier for tier, recipes in TIERS.items() if preset in recipes]
 
 
 def find(name: str) -> tuple[str, Recipe]:
-    """The tier and the recipe of a name; raises a sentence with the nearest one otherwise."""
+    """Return the tier and the recipe of a name; raise InputError with the nearest name if it is unknown."""
     preset, colon, tier = name.partition(":")
     known = tiers_of(preset)
     if not known:
-        hint = nearest(preset, presets())  # names the nearest, or else all in the order of the alphabet
+        hint = nearest(preset, presets())  # the nearest name, or else all in alphabetical order
         hint = f"{hint} " if hint.startswith("did you mean") else ""
         raise InputError(f"recipe is {name!r}; {hint}allowed: a .toml file, or one of {', '.join(presets())}")
     if not colon:
@@ -58,7 +58,7 @@ def find(name: str) -> tuple[str, Recipe]:
 
 
 def recipe(name: str, processes: int = 1) -> Plain:
-    """The plain settings of NAME[:TIER]; micro-batches are what fits on a GPU, or the share of one of the processes."""
+    """Return the settings of NAME[:TIER]; micro-batches are limited to one process's share of the batch."""
     tier, found = find(name)
     plain = {"tier": tier, **found.plain()}
     sequences = plain["sequences"]
@@ -67,15 +67,15 @@ def recipe(name: str, processes: int = 1) -> Plain:
 
 
 def read_recipe(given: str | Path, processes: int = 1) -> Plain:
-    """The plain settings of a .toml file or of NAME[:TIER]."""
+    """Return the settings of a .toml file or of NAME[:TIER]."""
     path = Path(given)
     if path.suffix == ".toml" or path.is_file():
-        return resolved(read_toml(path), processes)
+        return resolve_base(read_toml(path), processes)
     return recipe(str(given), processes)
 
 
-def resolved(data: Mapping[str, Any], processes: int = 1) -> Plain:
-    """The settings of a file: those of the recipe it names in `recipe`, if it does, with its own laid over them."""
+def resolve_base(data: Mapping[str, Any], processes: int = 1) -> Plain:
+    """Return the settings of a file, merged over the recipe that its key `recipe` names, if any."""
     own = {name: value for name, value in data.items() if name != "recipe"}
     if "recipe" not in data:
         return own
@@ -86,7 +86,7 @@ def resolved(data: Mapping[str, Any], processes: int = 1) -> Plain:
 
 
 def merge_settings(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
-    """The base with another's settings over its own, table by table; what these take the place of is left out."""
+    """Merge settings over a base, table by table; base settings that exclude the new ones are removed."""
     plain = copy.deepcopy(_with_tables(base))
     own = _with_tables(own)
     kind = _group(own, "objective").get("kind")
@@ -95,7 +95,7 @@ def merge_settings(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
         plain.pop("generator", None)
     for name in ("model", "generator"):
         for key in _group(own, name):
-            for other in _INSTEAD_OF.get(key, ()):
+            for other in _REPLACES.get(key, ()):
                 _group(plain, name).pop(other, None)
     return _merged(plain, own)
 

@@ -1,6 +1,6 @@
-"""`crammed`: the networks as published, by another recipe, for one GPU (80 GB; minutes to hours)."""
+"""`crammed` tier: published networks with a recipe for one GPU (80 GB; minutes to hours)."""
 
-from bertsmith.recipes.parts import Recipe, Table, named, without
+from bertsmith.recipes.parts import Recipe, Table, by_preset, without
 
 CRAMMED_ALL: Table = {
     "model.overrides.dropout": 0.0,
@@ -35,7 +35,7 @@ def _size(rate: float, micro: int, batch: int, steps: int, masked: float, init_s
     }
 
 
-# small networks wait for kernels to start, so their micro-batches are large
+# small networks are bound by kernel launches, so their micro-batches are large
 _WIDTH_128 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, init_std=0.05)
 _WIDTH_256 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, init_std=0.035)
 _WIDTH_384 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, init_std=0.03)
@@ -43,10 +43,10 @@ _WIDTH_512 = _size(1e-3, micro=65536, batch=524288, steps=10_000, masked=0.2, in
 _BASE = _size(8e-4, micro=32768, batch=524288, steps=10_000, masked=0.3)
 _LARGE = _size(5e-4, micro=16384, batch=1048576, steps=10_000, masked=0.3)
 _HUGE = _size(5e-4, micro=8192, batch=1048576, steps=10_000, masked=0.3)
-# twelve narrow layers with norms after the sums stood at the unigram level at 1e-3 (docs/results/families.md)
+# twelve narrow post-norm layers stayed at the unigram level at 1e-3 (docs/results/families.md)
 _DEEP: Table = {"optimizer.learning_rate": 5e-4, "schedule.warmup": 0.1}
-# a small generator keeps to the unigrams for minutes, and its encoder learns nothing meanwhile: it is wider here, and
-# neither shares a gradient nor a limit on it with the encoder, whose loss counts fifty times
+# a small generator stays at the unigram level for minutes, during which its encoder learns nothing: it is wider here,
+# and shares neither gradients nor gradient clipping with the encoder, whose loss has weight 50
 _RTD: Table = {
     "objective.kind": "replaced_tokens",
     "objective.weight": 50.0,
@@ -57,21 +57,21 @@ _RTD: Table = {
     "generator.sharing": "gradient_disentangled",
 }
 _V3: Table = {**without(_RTD, "generator.width"), "objective.masking.mask": 1.0}
-# the encoder must still recognise the text around the guesses
-_FEWER: Table = {"objective.masking.rate": 0.2}
-# scores over 128,000 tokens take room
-_LESS_ROOM: Table = {"sequences.micro_tokens": 16384}
-# less than its 256 features is nothing to save with
-_LONG: Table = {"sequences.length": 512, "phases": []}
+# with more replacements the encoder could no longer recognise the text around them
+_RTD_MASKING: Table = {"objective.masking.rate": 0.2}
+# logits over 128,000 tokens take memory
+_LARGE_VOCABULARY: Table = {"sequences.micro_tokens": 16384}
+# below its 256 features, linear attention saves nothing
+_LONG_ONLY: Table = {"sequences.length": 512, "phases": []}
 
 
-def _still(preset: str) -> Table:
-    """A published generator without dropout."""
+def _plain_generator(preset: str) -> Table:
+    """Return settings for a published generator without dropout."""
     return {"generator.preset": preset, "generator.overrides.dropout": 0.0}
 
 
 CRAMMED: dict[str, Recipe] = {
-    **named(
+    **by_preset(
         "Cramming, MosaicBERT, ModernBERT",
         CRAMMED_ALL,
         bert_tiny=_WIDTH_128,
@@ -90,33 +90,58 @@ CRAMMED: dict[str, Recipe] = {
         albert_large=_LARGE,
         albert_xlarge=_HUGE,
         albert_xxlarge=_HUGE,
-        performer_small=(_WIDTH_512, _LONG),
-        performer_base=(_BASE, _LONG),
-        performer_relu_small=(_WIDTH_512, _LONG),
-        performer_relu_base=(_BASE, _LONG),
+        performer_small=(_WIDTH_512, _LONG_ONLY),
+        performer_base=(_BASE, _LONG_ONLY),
+        performer_relu_small=(_WIDTH_512, _LONG_ONLY),
+        performer_relu_base=(_BASE, _LONG_ONLY),
         lightconv_base=_BASE,
         dynamicconv_base=_BASE,
         universal_base=_BASE,
     ),
-    **named(
+    **by_preset(
         "as BERT's, with a wider generator and DeBERTa v3's sharing",
         CRAMMED_ALL,
         _RTD,
         electra_small=(_WIDTH_256, _DEEP),
-        electra_base=(_BASE, _FEWER),
-        electra_large=(_LARGE, _FEWER),
+        electra_base=(_BASE, _RTD_MASKING),
+        electra_large=(_LARGE, _RTD_MASKING),
         convbert_small=(_WIDTH_256, _DEEP),
         convbert_medium_small=(_WIDTH_384, _DEEP),
-        convbert_base=(_BASE, _FEWER),
+        convbert_base=(_BASE, _RTD_MASKING),
     ),
-    **named(
+    **by_preset(
         "as BERT's, with the published generator",
         CRAMMED_ALL,
         _V3,
-        deberta_v3_xsmall=(_WIDTH_384, _DEEP, _LESS_ROOM, _still("deberta-v3-xsmall-generator")),
-        deberta_v3_small=(_BASE, _FEWER, _LESS_ROOM, _still("deberta-v3-small-generator")),
-        deberta_v3_base=(_BASE, _FEWER, _LESS_ROOM, _still("deberta-v3-base-generator")),
-        deberta_v3_large=(_LARGE, _FEWER, _LESS_ROOM, _still("deberta-v3-large-generator")),
-        mdeberta_v3_base=(_BASE, _FEWER, _LESS_ROOM, _still("mdeberta-v3-base-generator")),
+        deberta_v3_xsmall=(
+            _WIDTH_384,
+            _DEEP,
+            _LARGE_VOCABULARY,
+            _plain_generator("deberta-v3-xsmall-generator"),
+        ),
+        deberta_v3_small=(
+            _BASE,
+            _RTD_MASKING,
+            _LARGE_VOCABULARY,
+            _plain_generator("deberta-v3-small-generator"),
+        ),
+        deberta_v3_base=(
+            _BASE,
+            _RTD_MASKING,
+            _LARGE_VOCABULARY,
+            _plain_generator("deberta-v3-base-generator"),
+        ),
+        deberta_v3_large=(
+            _LARGE,
+            _RTD_MASKING,
+            _LARGE_VOCABULARY,
+            _plain_generator("deberta-v3-large-generator"),
+        ),
+        mdeberta_v3_base=(
+            _BASE,
+            _RTD_MASKING,
+            _LARGE_VOCABULARY,
+            _plain_generator("mdeberta-v3-base-generator"),
+        ),
     ),
 }

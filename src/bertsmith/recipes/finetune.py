@@ -1,4 +1,4 @@
-"""The settings a fine-tuning has where nobody says otherwise: the papers', by family, size and task."""
+"""Default settings of fine-tuning: the papers' values, by family, size and task."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from bertsmith.recipes.parts import Recipe, Table
 from bertsmith.settings import Plain
 from bertsmith.training.finetuning import AnySettings, FinetuneSettings
 
-# by the weights of the layers, each counted by itself: below so many millions
+# upper limits in millions of layer weights, shared ones counted once per layer
 _SIZES = {"tiny": 2, "mini": 6, "small": 20, "medium": 50, "base": 200, "large": 500}
-_LEAST_STEPS, _MOST_EPOCHS = 300, 20  # of a run on little data (Mosbach et al. 2021: 20 epochs where there is little)
-_FEW = {128: 8, 512: 16}  # examples below which a step sees fewer of them
+_MIN_STEPS, _MAX_EPOCHS = 300, 20  # on small data (Mosbach et al. 2021: 20 epochs)
+_SMALL_DATA_BATCH = {128: 8, 512: 16}  # fewer examples than this -> maximum batch size
 
 
 def size_of(config: ModelConfig) -> str:
-    """The class of a network's size; one whose layers share weights counts as if they did not, as it computes."""
+    """Return the size class of a network; shared weights count once per layer, as in its compute cost."""
     width, layers = config.encoder.width, len(config.encoder.layers)
     millions = 12 * layers * width**2 / 1e6
     return next((name for name, limit in _SIZES.items() if millions < limit), "huge")
 
 
 def task_name(data: str | None) -> str | None:
-    """The data set that a folder, a file or a name on the hub is called after, if it is one of the papers'."""
+    """Return the data set of the papers that a folder, a file or a name on the hub refers to, or None."""
     if data is None:
         return None
     path = PurePath(data.replace(":", "/"))
@@ -46,9 +46,9 @@ def finetune_recipe(
     is_fresh: bool = False,
     is_frozen: bool = False,
 ) -> Recipe:
-    """Settings for a network and a task, which files and flags are laid over.
+    """Return default settings for a network and a task, which files and flags override.
 
-    `name` is that of the data set, in lower case; `examples` how many there are to learn from.
+    `name` is the data set's, in lower case; `examples` is the number of training examples.
     """
     family = FAMILIES.get(config.family, OTHERS)
     words = {size_of(config), kind, *([name] if name in NAMES else [])}
@@ -57,28 +57,30 @@ def finetune_recipe(
         words.add("v3")
     settings: Table = {}
     for rows in (family.rows, FRESH, FROZEN):
-        for row in _applying(rows, words):
+        for row in _matching_rows(rows, words):
             settings |= row
     if examples is not None:
-        settings |= _for_few(settings, examples)
+        settings |= _small_data_settings(settings, examples)
     embedding = config.encoder.embedding
     if embedding.positions != "none":
         settings["sequences.length"] = min(settings["sequences.length"], embedding.max_length)
     source = family.source
     if is_frozen or is_fresh:
-        source += "; rate and epochs by our own measure, " + ("only the head learns" if is_frozen else "fresh weights")
+        source += "; rate and epochs measured by us, " + ("frozen encoder" if is_frozen else "fresh weights")
     return Recipe(source, settings)
 
 
-def _applying(rows: Rows, words: set[str]) -> Iterator[Table]:
+def _matching_rows(rows: Rows, words: set[str]) -> Iterator[Table]:
     return (row for selector, row in rows.items() if set(selector.split()) <= words)
 
 
-def _for_few(settings: Table, examples: int) -> Table:
-    """Smaller batches and more epochs where the data alone would give a run too few steps to learn anything."""
-    batch = min(settings["batch.examples"], *(size for limit, size in _FEW.items() if examples < limit), 10**9)
-    wanted = -(-_LEAST_STEPS * batch // examples)
-    epochs = max(settings["run.epochs"], float(min(_MOST_EPOCHS, wanted)))
+def _small_data_settings(settings: Table, examples: int) -> Table:
+    """Return a smaller batch and more epochs for data that would otherwise give too few steps."""
+    batch = min(
+        settings["batch.examples"], *(size for limit, size in _SMALL_DATA_BATCH.items() if examples < limit), 10**9
+    )
+    wanted = -(-_MIN_STEPS * batch // examples)
+    epochs = max(settings["run.epochs"], float(min(_MAX_EPOCHS, wanted)))
     return {"batch.examples": batch, "run.epochs": epochs}
 
 
@@ -91,7 +93,7 @@ class Completed:
 
 
 def complete(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelConfig, examples: int) -> Completed:
-    """The settings with the defaults of model and task wherever `plain`, which they were read from, is silent."""
+    """Fill in the defaults of model and task for settings that `plain`, from which `given` was read, does not set."""
     name = task_name(given.data)
     recipe = finetune_recipe(
         config,
@@ -102,16 +104,16 @@ def complete(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelCon
         is_frozen=given.encoder.frozen == "all",
     )
     defaults = recipe.plain()
-    said: Plain = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}
-    # what was found out of the task counts as said; what it has by itself does not
-    task = _known(defaults.pop("task", {}), given.task)
-    said["task"] |= {path: value for path, value in task.items() if path not in plain.get("task", {})}
-    settings = FinetuneSettings.parse(merge_settings(defaults, {**plain, **said}))
+    fixed: Plain = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}
+    # values that were derived from the data are fixed; the defaults of the task's class are not
+    task = _supported(defaults.pop("task", {}), given.task)
+    fixed["task"] |= {path: value for path, value in task.items() if path not in plain.get("task", {})}
+    settings = FinetuneSettings.parse(merge_settings(defaults, {**plain, **fixed}))
     return Completed(settings, f"{recipe.source} ({size_of(config)}{', ' + name if name else ''})")
 
 
-def _known(defaults: Mapping[str, Any], task: Any) -> Plain:
-    """The defaults for a task that it has settings for; both orders only where there are pairs."""
+def _supported(defaults: Mapping[str, Any], task: Any) -> Plain:
+    """Return the defaults that a task has settings for; both_orders only for pairs of texts."""
     fields = type(task).model_fields
     has_pairs = getattr(task, "pair", None) is not None
     return {name: value for name, value in defaults.items() if name in fields and (has_pairs or name != "both_orders")}

@@ -1,7 +1,7 @@
-"""The papers' settings for fine-tuning, as tables: one for each family, its rows laid over each other from the top.
+"""The papers' settings for fine-tuning: one table per family, in which later rows override earlier ones.
 
-A row applies where all of its words do. A word is a size ("small"), a kind of task ("tagging"), the name of a data set
-("mrpc"), or a state: "v3" of DeBERTa, "fresh" weights, "frozen" encoder. The empty row applies everywhere.
+A row applies if all words of its key do. A word is a size ("small"), a kind of task ("tagging"), the name of a data set
+("mrpc"), or a condition: "v3" (DeBERTa), "fresh" weights, "frozen" encoder. The row with an empty key always applies.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bertsmith.recipes.parts import Table
 
 Rows = dict[str, Table]
 
-# training examples by the names of the papers' tasks: their warm-ups are given in steps, ours in shares of a run
+# training examples of the papers' tasks, to convert their warm-up steps to shares of a run
 EXAMPLES = {
     "cola": 8551,
     "sst-2": 67349,
@@ -34,7 +34,7 @@ NAMES = (
     "boolq",
     "imdb",
 )
-"""The data sets that some row may be about."""
+"""Data sets that rows may name."""
 ALIASES = {
     "v1.1": "squad-v1.1",
     "squad": "squad-v1.1",
@@ -53,12 +53,12 @@ ALIASES = {
 
 
 def rate(learning_rate: float) -> Table:
-    """The highest learning rate of a run."""
+    """Return the setting of the peak learning rate."""
     return {"optimizer.learning_rate": learning_rate}
 
 
 def amount(epochs: float, batch: int | None = None, length: int | None = None) -> Table:
-    """Epochs, examples of a step and tokens of a text; what is None is left to other rows."""
+    """Return settings for epochs, examples per step and maximum length; None leaves a setting to other rows."""
     given = {"run.epochs": epochs, "batch.examples": batch, "sequences.length": length}
     return {path: value for path, value in given.items() if value is not None}
 
@@ -66,7 +66,7 @@ def amount(epochs: float, batch: int | None = None, length: int | None = None) -
 def published(
     name: str, epochs: int, warmup: int, learning_rate: float, batch: int, dropout: float, length: int = 128
 ) -> Table:
-    """A line of DeBERTa's scripts: the warm-up, in steps, as a share of those the data gives."""
+    """Return the settings of one of DeBERTa's scripts, with its warm-up steps as a share of the run."""
     steps = epochs * EXAMPLES[name] / batch
     return {
         **amount(float(epochs), batch, length),
@@ -85,7 +85,7 @@ _COMMON: Table = {
     "schedule.kind": "linear",
     "schedule.warmup": 0.1,
 }
-# how long texts are is a matter of the data, not of the family
+# text lengths depend on the data, not on the family
 _LENGTHS: Rows = {
     "boolq": {"sequences.length": 256},
     "imdb": {"sequences.length": 512},
@@ -101,7 +101,7 @@ _BERT: Rows = {
     "base": rate(3e-5),
     "large": rate(2e-5),
     "huge": rate(1e-5),
-    # small data: the paper's grid ends at 4 epochs, and more of them never cost dev much where the best are kept
+    # small data: the paper's grid ends at 4 epochs; more rarely hurt dev scores if the best checkpoint is kept
     "cola": amount(5.0),
     "mrpc": amount(5.0),
     "sts-b": amount(5.0),
@@ -136,8 +136,8 @@ _ELECTRA: Rows = {
     "choice": amount(3.0, 16),
     "embedding": amount(1.0, 64),
 }
-# of the model in the box, whose pre-training took minutes: all its layers have much to learn. In a hundred steps it
-# told 71 % of the demo's messages right like this, 22 % with ELECTRA's rate and decay
+# for the bundled model, which was pre-trained for minutes: all its layers have much to learn. After a hundred steps it
+# classified 71 % of the demo's messages correctly with these settings, 22 % with ELECTRA's rate and decay
 _DISENTANGLED: Rows = {**_ELECTRA, "": _COMMON, "small": rate(1e-3)}
 _DEBERTA: Rows = {
     "": {**_COMMON, "head.dropout": 0.1},
@@ -152,7 +152,7 @@ _DEBERTA: Rows = {
     "spans": amount(3.0, 16, 384),
     "choice": amount(3.0, 16),
     "embedding": amount(1.0, 64),
-    # their scripts for the base size; the rates of smaller ones follow
+    # their scripts for the base size; the rates of other sizes follow
     "mnli": published("mnli", 3, 1000, 3e-5, 64, 0.1),
     "cola": published("cola", 6, 100, 2e-5, 32, 0.15),
     "sst-2": published("sst-2", 6, 500, 2e-5, 32, 0.15),
@@ -175,7 +175,7 @@ _DEBERTA: Rows = {
     "large sts-b": published("sts-b", 4, 100, 7e-6, 32, 0.15),
     "large conll2003": amount(15.0, 16) | rate(1e-5) | {"head.dropout": 0.0},
     "huge mnli": rate(3e-6) | {"head.dropout": 0.3},
-    # v3: large as scripted, of the other sizes only MNLI is
+    # v3: scripts exist for the large size, and for MNLI in other sizes
     "v3 base": rate(1.5e-5),
     "v3 mnli": {"head.dropout": 0.1},
     "v3 base mnli": published("mnli", 3, 1000, 1.5e-5, 64, 0.1),
@@ -215,14 +215,14 @@ FRESH: Rows = {
     "fresh large": rate(5e-5),
     "fresh huge": rate(2e-5),
 }
-"""Over those of the family where nothing was learned before."""
+"""Rows that override the family's for fresh weights."""
 FROZEN: Rows = {"frozen": amount(10.0) | rate(1e-3) | {"encoder.layer_decay": 1.0}}
-"""Over those of the family where only the head learns."""
+"""Rows that override the family's for a frozen encoder."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where the settings of a family come from, and its rows."""
+    """Settings of a family, and their source."""
 
     source: str
     rows: Rows
@@ -234,8 +234,8 @@ FAMILIES: dict[str, Family] = {
     "convbert": Family("Jiang et al. 2020, their code, which is ELECTRA's", _ELECTRA),
     "deberta": Family("He et al. 2021, their scripts", _DEBERTA),
     "deberta-v2": Family("He et al. 2021 and 2023, their scripts", _DEBERTA),
-    "disentangled": Family("ELECTRA's, with a rate and no decay by our own measure", _DISENTANGLED),
+    "disentangled": Family("ELECTRA's, with a rate measured by us and no layer decay", _DISENTANGLED),
     "modern": Family("Portes et al. 2023 (MosaicBERT) by task; else Geiping and Goldstein 2023 (Cramming)", _MODERN),
 }
 OTHERS = Family("none published for this family; BERT's", _BERT)
-"""Of all other families: Performer, ALBERT, encoders of convolutions, the Universal Transformer."""
+"""All other families: Performer, ALBERT, convolutional encoders, the Universal Transformer."""

@@ -1,7 +1,7 @@
-"""`modern`: other networks, which load nowhere else, by a recipe of their own."""
+"""`modern` tier: networks and recipes of our own choice, without a published counterpart."""
 
 from bertsmith.recipes.crammed import CRAMMED_ALL
-from bertsmith.recipes.parts import Recipe, Table, named, without
+from bertsmith.recipes.parts import Recipe, Table, by_preset, without
 
 _MODERN: Table = {
     **without(CRAMMED_ALL, "model.overrides.", "phases"),
@@ -13,11 +13,11 @@ _MODERN: Table = {
     "optimizer.kind": "stable_adamw",
     "optimizer.clip": 0.0,
     "optimizer.learning_rate": 8e-4,
-    "optimizer.weight_decay": 0.0125,  # 1e-5 a step at the peak rate
+    "optimizer.weight_decay": 0.0125,  # 1e-5 per step at the peak rate
     "schedule.warmup": 0.03,
     "run.steps": 10_000,
 }
-_MODERN_SIZES = named(
+_MODERN_SIZES = by_preset(
     "Warner et al. 2024, scaled to one GPU",
     _MODERN,
     modern_small={"sequences.micro_tokens": 65536, "optimizer.learning_rate": 1e-3, "optimizer.weight_decay": 0.01},
@@ -29,8 +29,8 @@ _MODERN_SIZES = named(
         "optimizer.weight_decay": 0.02,
     },
 )
-# what a bake-off chose (docs/results/small.md); one embedding for both networks, so that all of it is small
-_BOX: Table = {
+# chosen by comparison (docs/results/small.md); the generator shares the embedding to keep the model small
+_BUNDLED: Table = {
     "model.overrides.dropout": 0.0,
     "generator.width": 0.5,
     "generator.depth": 0.75,
@@ -49,7 +49,7 @@ _BOX: Table = {
     "schedule.decay": 0.3,
     "run.steps": 10_500,
     "run.workers": 8,
-    "run.compile": "graphs",  # a network this small waits for the host otherwise
+    "run.compile": "graphs",  # without graphs a network this small is bound by kernel launches
     "run.log_every": 50,
     "run.evaluate_every": 1050,
     "run.evaluate_batches": 4,
@@ -59,5 +59,5 @@ _BOX: Table = {
 MODERN: dict[str, Recipe] = {
     **{f"bert-{size}": _MODERN_SIZES[f"modern-{size}"] for size in ("small", "base", "large")},
     **_MODERN_SIZES,
-    **named("a bake-off of ours", _BOX, disentangled_small={}),
+    **by_preset("our own comparison", _BUNDLED, disentangled_small={}),
 }

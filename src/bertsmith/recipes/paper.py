@@ -1,6 +1,6 @@
-"""`paper`: networks and recipes as published; where text and code differ, as the released models were trained."""
+"""`paper` tier: networks and recipes as published; if text and code differ, as the released models were trained."""
 
-from bertsmith.recipes.parts import Recipe, Table, batch, masking, named, steps
+from bertsmith.recipes.parts import Recipe, Table, batch, by_preset, masking, steps
 
 _PAPER: Table = {
     "sequences.layout": "padded",  # the packed kernel has no attention dropout
@@ -102,7 +102,7 @@ def _generator(preset: str) -> Table:
 
 
 PAPER: dict[str, Recipe] = {
-    **named(
+    **by_preset(
         "Devlin et al. 2019 and their code",
         _BERT,
         bert_tiny={},
@@ -112,14 +112,14 @@ PAPER: dict[str, Recipe] = {
         bert_base={},
         bert_large={"sequences.micro_tokens": 16384},
     ),
-    **named(
+    **by_preset(
         "Clark et al. 2020 and their code",
         _ELECTRA,
         electra_small={},
         electra_base=_ELECTRA_BASE,
         electra_large=_ELECTRA_LARGE,
     ),
-    **named(
+    **by_preset(
         "Jiang et al. 2020, their code",
         _ELECTRA,
         convbert_small={"optimizer.learning_rate": 3e-4, **_generator("convbert-small-generator")},
@@ -130,12 +130,12 @@ PAPER: dict[str, Recipe] = {
             **_generator("convbert-base-generator"),
         },
     ),
-    **named("He et al. 2021, table 8", _DEBERTA, deberta_base={}, deberta_large=_DEBERTA_LARGE),
-    **named("none published; DeBERTa large's", _DEBERTA, deberta_xlarge={"sequences.micro_tokens": 4096}),
-    **named("He et al. 2021, appendix A.4", _DEBERTA, deberta_ap_base=steps(200_000, warmup=10_000)),
-    **named("none published; DeBERTa 1.5B's", _DEBERTA, deberta_v2_xlarge=_DEBERTA_HUGE),
-    **named("He et al. 2021, table 8 (1.5B)", _DEBERTA, deberta_v2_xxlarge=_DEBERTA_HUGE),
-    **named(
+    **by_preset("He et al. 2021, table 8", _DEBERTA, deberta_base={}, deberta_large=_DEBERTA_LARGE),
+    **by_preset("none published; DeBERTa large's", _DEBERTA, deberta_xlarge={"sequences.micro_tokens": 4096}),
+    **by_preset("He et al. 2021, appendix A.4", _DEBERTA, deberta_ap_base=steps(200_000, warmup=10_000)),
+    **by_preset("none published; DeBERTa 1.5B's", _DEBERTA, deberta_v2_xlarge=_DEBERTA_HUGE),
+    **by_preset("He et al. 2021, table 8 (1.5B)", _DEBERTA, deberta_v2_xxlarge=_DEBERTA_HUGE),
+    **by_preset(
         "He et al. 2023",
         _DEBERTA_V3,
         deberta_v3_xsmall=_generator("deberta-v3-xsmall-generator"),
@@ -148,7 +148,7 @@ PAPER: dict[str, Recipe] = {
         },
         mdeberta_v3_base=_generator("mdeberta-v3-base-generator"),
     ),
-    **named(
+    **by_preset(
         "BERT's, with Lan et al. 2020's n-grams; their LAMB, sentence order and batch of 4096 are not here",
         _BERT,
         _ALBERT,
@@ -157,7 +157,7 @@ PAPER: dict[str, Recipe] = {
         albert_xlarge={"sequences.micro_tokens": 8192},
         albert_xxlarge={"sequences.micro_tokens": 4096},
     ),
-    **named(
+    **by_preset(
         "Choromanski et al. 2021, appendix A.2; batch, steps and warm-up are BERT's",
         _BERT,
         _PERFORMER,
@@ -166,7 +166,7 @@ PAPER: dict[str, Recipe] = {
         performer_relu_small={},
         performer_relu_base={},
     ),
-    **named(
+    **by_preset(
         "none published for text encoders; BERT's", _BERT, lightconv_base={}, dynamicconv_base={}, universal_base={}
     ),
 }

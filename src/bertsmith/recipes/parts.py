@@ -1,4 +1,4 @@
-"""What recipes are written with: tables of settings by path, laid over each other."""
+"""Building blocks of recipes: tables of settings by path; later tables override earlier ones."""
 
 import copy
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ Table = Plain
 
 @dataclass(frozen=True)
 class Recipe:
-    """Where a recipe comes from, and its settings."""
+    """Settings of a recipe, and their source."""
 
     source: str
     settings: Table
 
     def plain(self) -> Plain:
-        """The settings as tables inside each other, which belong to whoever asked for them."""
+        """Return a copy of the settings as nested tables."""
         plain: Plain = {}
         for path, value in copy.deepcopy(self.settings).items():
             *groups, last = path.split(".")
@@ -28,34 +28,34 @@ class Recipe:
         return plain
 
 
-def named(source: str, *tables: Table, **sizes: Table | tuple[Table, ...]) -> dict[str, Recipe]:
-    """A recipe for each preset (with _ for - in its name): the tables, then its own ones, later over earlier."""
-    found = {}
+def by_preset(source: str, *tables: Table, **sizes: Table | tuple[Table, ...]) -> dict[str, Recipe]:
+    """Return a recipe for each preset (its name with _ for -): the common tables, overridden by its own."""
+    recipes = {}
     for name, own in sizes.items():
         preset = name.replace("_", "-")
         settings: Table = {"model.preset": preset}
         for table in (*tables, *(own if isinstance(own, tuple) else (own,))):
             settings |= table
-        found[preset] = Recipe(source, settings)
-    return found
+        recipes[preset] = Recipe(source, settings)
+    return recipes
 
 
 def steps(count: int, warmup: int) -> Table:
-    """A number of steps, and how many of them the rate rises in."""
+    """Return settings for a number of steps and of warm-up steps."""
     return {"run.steps": count, "schedule.warmup": warmup / count}
 
 
 def batch(sequences: int, length: int, micro: int) -> Table:
-    """Sequences of a step, their length, and the tokens of a micro-batch: what one GPU of 80 GB has room for."""
+    """Return settings for sequences per step, their length, and micro-batch tokens that fit on a GPU with 80 GB."""
     return {"sequences.length": length, "sequences.micro_tokens": micro, "batch.tokens": sequences * length}
 
 
 def masking(rate: float, unit: str = "token", mask: float = 0.8, random: float = 0.1) -> Table:
-    """How much is masked, in which units, and what stands there instead."""
+    """Return settings for masking: rate, unit, and shares of mask and random tokens."""
     path = "objective.masking"
     return {f"{path}.rate": rate, f"{path}.unit": unit, f"{path}.mask": mask, f"{path}.random": random}
 
 
 def without(table: Table, *beginnings: str) -> Table:
-    """The table without the settings whose paths begin so."""
+    """Return the table without the settings whose paths start with one of the given strings."""
     return {path: value for path, value in table.items() if not path.startswith(beginnings)}

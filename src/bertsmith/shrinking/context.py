@@ -27,7 +27,7 @@ from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.finetuning import processes_of
-from bertsmith.training.interrupts import explained
+from bertsmith.training.interrupts import explain_faults
 from bertsmith.training.run_config import device_type
 from bertsmith.training.trainer import Trainer
 
@@ -217,7 +217,7 @@ class ShrinkContext:
         """Train one stage, resuming from checkpoints if any; return its model and training time in seconds."""
         saved = folder / "model"
         folder.mkdir(parents=True, exist_ok=True)
-        with explained(self.out, folder):
+        with explain_faults(self.out, folder):
             progress = trainer.run(resume=(folder / "checkpoints").is_dir())
             if trainer.is_finished and self.is_main:
                 with NewFolder(saved) as new:

@@ -21,7 +21,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.heads import TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
-from bertsmith.objectives.distillation.objective import Distillation, Grid, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, name_terms
 from bertsmith.objectives.distillation.terms import HiddenStateTerm, LabelTerm, OutputTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
@@ -202,13 +202,13 @@ def make_stage(
     task = settings.task.objective(train.examples)
     objective = Distillation(
         task,
-        named(config.terms),
+        name_terms(config.terms),
         teacher=copy.deepcopy(teacher) if needs_teacher else None,
         grid=grid,
         units=student.encoder.units,
         teacher_width=settings.teacher_width if stage == "depth" else "full",
     )
-    subnets = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
+    subnets = grid.subnets if grid.is_whole else grid.sample_subnets(student.encoder.units, 0)
     return task_trainer(
         settings.changed(run=settings.stage_run(stage)),
         student,
@@ -283,7 +283,7 @@ def explain_elastic(settings: ElasticSettings, model: Model, rows: int, augmente
     for stage in settings.stages:
         batches = -(-(rows if stage == "labels" else augmented) // settings.batch.examples)
         grid, steps = settings.stage_grid(stage), settings.stage_run(stage).steps(batches)
-        subnets = grid.subnets if grid.is_whole else grid.drawn(model.encoder.units, 0)
+        subnets = grid.subnets if grid.is_whole else grid.sample_subnets(model.encoder.units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in subnets)
         facts[f"stage {stage}"] = (
             f"{len(subnets)} sub-networks per step (cost of {passes:.2f} whole models), {steps:,} steps"

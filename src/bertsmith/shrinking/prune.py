@@ -19,7 +19,7 @@ from bertsmith.checkpoint.store import write_model
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, name_terms
 from bertsmith.objectives.distillation.terms import HiddenStateTerm, OutputTerm
 from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
@@ -186,7 +186,7 @@ def make_recovery(
     """Return the trainer of a copy of a pruned model, which learns from the unpruned model or the labels."""
     task, terms = settings.task.objective(context.train.examples), settings.recovery.terms
     needs_teacher = any(term.needs_teacher for term in terms)
-    objective = Distillation(task, named(terms), teacher=copy.deepcopy(context.model) if needs_teacher else None)
+    objective = Distillation(task, name_terms(terms), teacher=copy.deepcopy(context.model) if needs_teacher else None)
     return task_trainer(
         settings.changed(run=settings.run.changed(epochs=epochs)),
         copy.deepcopy(model),

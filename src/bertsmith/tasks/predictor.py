@@ -60,7 +60,7 @@ class Predictor:
     def details(self, inputs: Sequence[Any]) -> Sequence[Answer]:
         """Return the full answers, with scores."""
         if isinstance(inputs, str):
-            raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
+            raise InputError("predict takes a list of inputs, not a string; put it in a list")
         return self.answer_table(table_of([self.task.row(value) for value in inputs], "inputs"))
 
     def answer_table(self, table: Table) -> Sequence[Answer]:

@@ -199,7 +199,7 @@ def pair_config(sequences: ExampleConfig) -> PairConfig:
 def pairs_of(examples: Sequence[TextExample], model: Seq2Seq, config: PairConfig) -> Pairs:
     """Tokenise examples; over-long ones are dropped or truncated, as configured."""
     sources, targets = [example.text for example in examples], [str(example.pair) for example in examples]
-    return Pairs.tokenised(sources, targets, model.require_tokenizer(), config)
+    return Pairs.tokenise(sources, targets, model.require_tokenizer(), config)
 
 
 def has_bleu() -> bool:

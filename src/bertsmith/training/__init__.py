@@ -1,1 +1,1 @@
-"""The loop: one trainer for every objective."""
+"""Training: one loop for every objective."""

@@ -1,4 +1,4 @@
-"""A run that leaves another one at a checkpoint and brings its learning rate down: one long run, many finished ones."""
+"""Branches of a run: decay the learning rate from any checkpoint, so that one long run gives several final models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
 from bertsmith.training.budget import Budget
-from bertsmith.training.checkpoint import check_whole
+from bertsmith.training.checkpoint import check_complete
 from bertsmith.training.phases import borders
 
 if TYPE_CHECKING:
@@ -14,40 +14,39 @@ if TYPE_CHECKING:
 
 
 def branch_step(checkpoint: Path) -> int:
-    """The steps a checkpoint has behind it, after making sure that it is whole."""
+    """Return the step of a checkpoint; raise InputError if it is not complete."""
     if not (checkpoint / "progress.json").is_file():
-        raise InputError(f"branch {str(checkpoint)!r} is no checkpoint of a run; allowed: RUN/checkpoints/step-…")
-    check_whole(checkpoint)
+        raise InputError(f"branch {str(checkpoint)!r} is not a checkpoint of a run; allowed: RUN/checkpoints/step-…")
+    check_complete(checkpoint)
     return int(read_json(checkpoint / "progress.json")["step"])
 
 
 def check_branch(settings: "PretrainSettings") -> None:
-    """Raises a sentence if the settings name a checkpoint that the run cannot begin from."""
+    """Raise InputError if the run cannot start from the checkpoint that the settings name."""
     if settings.branch is None:
         return
     step = branch_step(Path(settings.branch))
     if step >= settings.run.steps:
-        raise InputError(f"run.steps is {settings.run.steps}; the branch begins after step {step} already")
+        raise InputError(f"run.steps is {settings.run.steps}; the branch starts after step {step} already")
 
 
 def branch_settings(settings: "PretrainSettings", checkpoint: Path, decay: str) -> "PretrainSettings":
-    """The settings of a run that goes on from a checkpoint of the given ones, with the decay only.
+    """Return the settings of a run that continues from a checkpoint with the decay only.
 
-    Warm-up, ramp and phases keep their steps: their shares are taken anew of the number of steps. Without `branch` the
-    same settings are the straight run that the branch equals.
+    Warm-up, ramp and phases keep their steps: their shares are recomputed for the new number of steps. Without `branch`
+    the same settings describe an uninterrupted run with the same result.
     """
     schedule, batch, old = settings.schedule, settings.batch, settings.run.steps
     step = branch_step(checkpoint)
     if schedule.kind not in ("wsd", "constant"):
         raise InputError(
-            f"branch: the run's schedule.kind is {schedule.kind!r}, whose rate falls all the time; "
-            "allowed: wsd, constant"
+            f"branch: the run's schedule.kind is {schedule.kind!r}, whose rate falls throughout; allowed: wsd, constant"
         )
     warmup = round(schedule.warmup * old)
     last = old - round(schedule.decay * old) if schedule.kind == "wsd" else old
     if not warmup <= step <= last:
         raise InputError(
-            f"branch: {checkpoint.name} is not on the level part of the schedule; allowed: steps {warmup} to {last}"
+            f"branch: {checkpoint.name} is not in the constant part of the schedule; allowed: steps {warmup} to {last}"
         )
     count = decay_steps(settings, decay, step)
     steps = step + count
@@ -73,7 +72,7 @@ def branch_settings(settings: "PretrainSettings", checkpoint: Path, decay: str) 
 
 
 def decay_steps(settings: "PretrainSettings", decay: str, step: int) -> int:
-    """The steps of a decay after a step, from "500", "20%" (of the whole run then) or "50M tokens"."""
+    """Return the steps of a decay after a step, given as "500", "20%" (of the resulting run) or "50M tokens"."""
     text = decay.strip()
     if text.isdecimal() and int(text):
         return int(text)
@@ -85,5 +84,5 @@ def decay_steps(settings: "PretrainSettings", decay: str, step: int) -> int:
         budget = None
     if budget is None or budget.kind != "tokens":
         raise InputError(f'--decay is {decay!r}; allowed: steps, a share or tokens, such as 500, 20% or "50M tokens"')
-    # the batch is at its full size after a ramp
+    # after a ramp the batch has its full size
     return max(1, int(budget.amount / settings.all_phases[settings.method.phase(step)].batch.tokens))

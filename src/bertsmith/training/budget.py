@@ -1,4 +1,4 @@
-"""How long a run may be: in seconds, in tokens or in operations, instead of in steps."""
+"""Training budgets: a limit in seconds, tokens or FLOPs that determines the number of steps."""
 
 import math
 import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bertsmith.training.run_config import Method
     from bertsmith.training.trainer import Trainer
 
-MOST_STEPS = 2**30
+MAX_STEPS = 2**30
 
 _FORM = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([kKMBT]?)\s*([A-Za-z]*)\s*")
 _SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -41,7 +41,7 @@ _UNITS: dict[str, tuple[Literal["seconds", "tokens", "flops"], float]] = {
 
 @dataclass(frozen=True)
 class Budget:
-    """An amount of seconds, tokens or floating-point operations, and the words it was given in."""
+    """An amount of seconds, tokens or FLOPs, and the text it was parsed from."""
 
     kind: Literal["seconds", "tokens", "flops"]
     amount: float
@@ -49,7 +49,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
-        """The budget that words such as "10min" or "300M tokens" name.
+        """Parse a budget such as "10min" or "300M tokens".
 
         >>> Budget.parse("1.5h").amount, Budget.parse("300M").kind
         (5400.0, 'tokens')
@@ -68,19 +68,16 @@ class Budget:
 
     @property
     def explanation(self) -> str:
-        """What it means for the figures of a run that has not begun."""
+        """Effect on the number of steps, for `--explain`."""
         if self.kind == "seconds":
-            return (
-                f"{self.text}: the run measures its first steps and sets run.steps by them; above, those of the recipe"
-            )
+            return f"{self.text}: the run times its first steps and sets run.steps; the steps above are the recipe's"
         return f"{self.text}: sets run.steps"
 
 
 def steps_within(method: Method, budget: Budget, flops_per_token: Sequence[float] = ()) -> int:
-    """The most steps of a run within a budget of tokens or operations, ramp and phases counted in.
+    """Return the most steps of a run within a budget of tokens or FLOPs, including ramp and phases.
 
-    Tokens are counted as `batch.tokens` counts them, pads included. A budget of operations needs those of a token in
-    each phase.
+    Tokens are counted like `batch.tokens`, padding included. A budget of FLOPs needs the FLOPs per token of each phase.
     """
     if budget.kind == "seconds":
         raise InputError(f"the budget {budget.text!r} is a time, which has to be measured; allowed: tokens, operations")
@@ -89,43 +86,43 @@ def steps_within(method: Method, budget: Budget, flops_per_token: Sequence[float
     def cost(steps: int) -> float:
         return sum(tokens * price for tokens, price in zip(method.with_steps(steps).tokens(), prices, strict=True))
 
-    return most_steps(cost, budget)
+    return max_steps(cost, budget)
 
 
-def most_steps(cost: Callable[[int], float], budget: Budget) -> int:
-    """The most steps that cost no more than a budget; more steps cost more."""
+def max_steps(cost: Callable[[int], float], budget: Budget) -> int:
+    """Return the most steps within a budget; `cost` must increase with the steps."""
     high = 1
     while cost(high) <= budget.amount:
         high *= 2
-        if high > MOST_STEPS:
-            raise InputError(f"the budget {budget.text!r} is more than {MOST_STEPS:,} steps; give less")
-    # half of `high` is affordable; the place of the first of the steps 1, 2, … that is not
+        if high > MAX_STEPS:
+            raise InputError(f"the budget {budget.text!r} is more than {MAX_STEPS:,} steps; give less")
+    # half of `high` is affordable; find the first of the steps 1, 2, … that is not
     steps = bisect_right(range(1, high), budget.amount, lo=high // 2, key=cost)
     if not steps:
         raise InputError(f"the budget {budget.text!r} is less than one step takes; give more, or lower batch.tokens")
     return steps
 
 
-RESERVE = 0.03  # of the time, for what a measurement cannot foresee
-MEASURED = 30  # steps of one kind at most …
-SHARE = 0.05  # … and not more than this share of the time for all kinds
-WARM_UP = 3  # steps that are not counted: they compile, and capture graphs
-FRAME = 1_000_000  # steps of the run that is imagined, enough for every phase to have some
+RESERVED_SHARE = 0.03  # of the time, for costs that the measurement does not include
+MAX_TIMED_STEPS = 30  # per phase and batch size
+TIMING_SHARE = 0.05  # of the time, for all timed steps
+WARM_UP_STEPS = 3  # not timed: they compile and capture graphs
+REHEARSED_STEPS = 1_000_000  # assumed length of the run while timing, so that every phase has steps
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the parts of a run take, in seconds."""
+    """Seconds that steps, evaluations and checkpoints of a run take."""
 
     steps: tuple[dict[int, float], ...]
-    """Of each phase, a step with so many micro-batches: the fewest and the most that the phase has."""
+    """For each phase, seconds per step by number of micro-batches, for its smallest and largest batch."""
     evaluation: float
     checkpoint: float
     tokens_per_second: float
-    """Of the first phase with a full batch, pads counted in."""
+    """In the first phase with a full batch, padding included."""
 
     def seconds(self, method: "Method", processes: int) -> float:
-        """How long a whole run takes."""
+        """Return the seconds that a whole run takes."""
         run, total = method.run, 0.0
         for known, counts in zip(self.steps, timetable(method.phases, run.steps, processes), strict=True):
             total += sum(_between(known, count) * steps for count, steps in counts.items())
@@ -137,16 +134,16 @@ class Pace:
 
 
 def calibrate(trainer: "Trainer", seconds: float) -> int:
-    """The steps of a run that takes so many seconds, this measurement counted in; the trainer is left as it was."""
+    """Return the steps that fit into a time, including this measurement; the trainer is restored afterwards."""
     begin = time.perf_counter()
     pace = measure_pace(trainer, seconds)
     return steps_at(pace, trainer, seconds, spent=time.perf_counter() - begin)
 
 
 def steps_at(pace: Pace, trainer: "Trainer", seconds: float, *, spent: float) -> int:
-    """The steps that fit into a time of which some is spent; every process gets the main one's answer."""
+    """Return the steps that fit into the rest of a time; the main process decides for all."""
     answer: int | InputError = 0
-    if trainer.engine.is_main:
+    if trainer.train_step.is_main:
         try:
             answer = _steps_at(pace, trainer, seconds, spent)
         except InputError as error:
@@ -158,23 +155,23 @@ def steps_at(pace: Pace, trainer: "Trainer", seconds: float, *, spent: float) ->
 
 
 def _steps_at(pace: Pace, trainer: "Trainer", seconds: float, spent: float) -> int:
-    left = (1 - RESERVE) * seconds - spent
+    left = (1 - RESERVED_SHARE) * seconds - spent
     if left <= 0:
         raise InputError(
-            f"the budget of {seconds:g} s is spent: {spent:.0f} s went into the start and into measuring how long a "
-            "step takes; give more"
+            f"the budget of {seconds:g} s is spent: start-up and timing of the first steps took {spent:.0f} s; "
+            "give more"
         )
     method, budget = trainer.method, Budget("seconds", left, f"{seconds:g}s")
-    return most_steps(lambda steps: pace.seconds(method.with_steps(steps), trainer.processes), budget)
+    return max_steps(lambda steps: pace.seconds(method.with_steps(steps), trainer.processes), budget)
 
 
 def measure_pace(trainer: "Trainer", seconds: float) -> Pace:
-    """How long the parts of the trainer's run take, from a few steps on its own data."""
+    """Time a few steps, an evaluation and a checkpoint of the trainer's run on its own data."""
     first = trainer.method.phases[0]
     assert isinstance(first, TokenPhase), "budgets are for runs that count tokens"
-    with _put_back(trainer), StopRequest() as stop:
+    with _restored(trainer), StopRequest() as stop:
         steps = _measure_steps(trainer, seconds, stop)
-        trainer.evaluate()  # the first one finds the device's kernels
+        trainer.evaluate()  # warm-up: selects the device's kernels
         evaluation = _timed(trainer.evaluate)
         _check(stop)
         checkpoint = _timed(trainer.save)
@@ -183,15 +180,15 @@ def measure_pace(trainer: "Trainer", seconds: float) -> Pace:
 
 
 def _measure_steps(trainer: "Trainer", seconds: float, stop: StopRequest) -> tuple[dict[int, float], ...]:
-    method, real = trainer.method.with_steps(FRAME), trainer.method
+    method, real = trainer.method.with_steps(REHEARSED_STEPS), trainer.method
     trainer.method = method
     try:
         feed, found = trainer.feed(), []
-        kinds = [  # of each phase its first and its last step, where the batch is smallest and largest
+        kinds = [  # first and last step of each phase, with its smallest and largest batch
             {method.micro_batches(step, trainer.processes): step for step in (begin, end - 1)}
-            for begin, end in pairwise(borders(method.phases, FRAME))
+            for begin, end in pairwise(borders(method.phases, REHEARSED_STEPS))
         ]
-        share = SHARE * seconds / sum(map(len, kinds))
+        share = TIMING_SHARE * seconds / sum(map(len, kinds))
         for phase in kinds:
             found.append({count: _step_seconds(trainer, feed, step, share, stop) for count, step in phase.items()})
     finally:
@@ -200,7 +197,7 @@ def _measure_steps(trainer: "Trainer", seconds: float, stop: StopRequest) -> tup
 
 
 def _step_seconds(trainer: "Trainer", feed: "Feed", step: int, share: float, stop: StopRequest) -> float:
-    """The mean time of steps like this one, of which as many are done as fit into a share of the time."""
+    """Return the mean time of a step, over as many repetitions as fit into `share` seconds."""
 
     def several(count: int) -> float:
         meter = trainer.meter()
@@ -210,13 +207,13 @@ def _step_seconds(trainer: "Trainer", feed: "Feed", step: int, share: float, sto
         float(meter.gradient_norm)  # waits for the device
         return meter.seconds() / count
 
-    several(WARM_UP - 1)
-    count = max(1, min(MEASURED, int(share / several(1))))
-    return several(int(broadcast_object_list([count])[0]))  # all processes must do equally many
+    several(WARM_UP_STEPS - 1)
+    count = max(1, min(MAX_TIMED_STEPS, int(share / several(1))))
+    return several(int(broadcast_object_list([count])[0]))  # the same number on all processes
 
 
 def _between(known: dict[int, float], count: int) -> float:
-    """The time of a step with a number of micro-batches, on the line through those that were measured."""
+    """Interpolate the time of a step linearly between the measured numbers of micro-batches."""
     (few, low), (many, high) = min(known.items()), max(known.items())
     return low if few == many else low + (high - low) * (count - few) / (many - few)
 
@@ -229,20 +226,20 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _check(stop: StopRequest) -> None:
     if stop.is_made:
-        raise InputError("asked to stop while the budget was being measured: the run has not begun, nothing is kept")
+        raise InputError("interrupted while timing steps for the budget: the run has not started, nothing is saved")
 
 
 @contextmanager
-def _put_back(trainer: "Trainer") -> Iterator[None]:
-    """Whatever happens inside, the trainer stands at the beginning of its run again, and its folder is as it was."""
+def _restored(trainer: "Trainer") -> Iterator[None]:
+    """Restore the trainer to the start of its run, and its folder, when the block ends."""
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
-    optimizer = trainer.engine.optimizer
-    # Adam counts its steps there
+    optimizer = trainer.train_step.optimizer
+    # Adam stores its step counts there
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     out, folder = trainer.out, trainer.out / f".calibration-{os.getpid()}"
     made = [path for path in (folder, *folder.parents) if not path.exists()][-1]
-    trainer.out = folder  # where a checkpoint is tried
+    trainer.out = folder  # for the timed checkpoint
     try:
         yield
     finally:
@@ -253,5 +250,5 @@ def _put_back(trainer: "Trainer") -> Iterator[None]:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(values)
         trainer.progress, trainer.out = Progress(), out
-        if trainer.engine.is_main:  # another process might do so late, when the main one has begun the run there
+        if trainer.train_step.is_main:  # another process could be late and delete files of the started run
             shutil.rmtree(made, ignore_errors=True)

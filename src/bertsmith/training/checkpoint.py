@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there at all, checked when read, the last few and the best kept."""
+"""Checkpoints of a run: written atomically, verified when read; the last few and the best are kept."""
 
 import hashlib
 import shutil
@@ -21,33 +21,34 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.training.sharding import whole_model
 
-_SEAL = "seal.json"  # written last: the hash of every other file
+_SEAL = "seal.json"  # hashes of all other files, written last
 
 
 @dataclass
 class Progress:
-    """Where a run stands: with the settings and the weights, all that the next step depends on."""
+    """State of a run besides settings, weights and optimiser: everything else that the next step depends on."""
 
     step: int = 0
-    """Steps done."""
+    """Completed steps."""
     cursor: tuple[int, int, int] = (0, 0, 0)
     """Epoch, window and index of the first micro-batch of the last round of all processes."""
     skip: int = 0
-    """Micro-batches from the cursor on that are done."""
+    """Completed micro-batches from the cursor on."""
     phase: int = 0
-    """The phase whose stream the cursor stands in."""
+    """Phase that the cursor refers to."""
     tokens: int = 0
     """Real tokens seen; with several processes, the main one's times their number."""
     flops: float = 0.0
     """Floating-point operations spent on them."""
     seconds: float = 0.0
     meter: dict[str, float] = field(default_factory=dict)
-    """What the meter had added up since the last row of the log."""
+    """Sums of the meter since the last row of the log."""
     best: tuple[float, float] | None = None
-    """The best evaluation so far: its score, the higher the better, and minus its loss; the step it was made after …"""
+    """Best evaluation so far: score (higher is better) and minus its loss."""
     best_step: int = -1
+    """Step of the best evaluation."""
     since_best: int = 0
-    """… and how many there were since."""
+    """Evaluations since the best one."""
 
 
 def save_checkpoint(
@@ -60,10 +61,10 @@ def save_checkpoint(
     keep: int = 2,
     writes: bool = True,
 ) -> Path:
-    """Writes `step-…` into the folder and removes all but the last `keep` and the best; returns the new checkpoint.
+    """Write `step-…` into the folder, remove all but the last `keep` and the best, and return the new checkpoint.
 
-    `fingerprint` stands for the data and the precision, which the next step depends on, too. Of a sharded model every
-    process must call this, and one `writes`.
+    `fingerprint` identifies the data and the precision, on which the next step depends as well. With a sharded model
+    every process must call this, and one `writes`.
     """
     path = folder / f"step-{progress.step:08d}"
     whole = whole_model(model)
@@ -82,11 +83,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, fingerprint: str) -> Progress:
-    """Puts weights and optimiser state back; returns where the run stands."""
+    """Restore weights and optimiser state; return the progress of the run."""
     data = read_json(path / "progress.json")
     if data.pop("fingerprint") != fingerprint:
         raise InputError(
-            f"{str(path)!r} was made with another corpus or in another precision; go on with the same ones"
+            f"{str(path)!r} was made with another corpus or in another precision; resume with the same ones"
         )
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
@@ -101,20 +102,20 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
 
 
 def load_weights(folder: Path, step: int, model: Model) -> None:
-    """Gives the model the weights of the checkpoint after a step."""
+    """Load the weights of the checkpoint of a step."""
     path = folder / f"step-{step:08d}"
-    check_whole(path)
+    check_complete(path)
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
 
 
 def load_average(folder: Path, model: Model, count: int) -> int:
-    """Gives the model the mean of the weights of the last `count` whole checkpoints; returns how many there were.
+    """Load the mean of the weights of the last `count` complete checkpoints; return their number.
 
-    Weights are float32 in a checkpoint, whatever the products were computed in; optimiser states are left alone. What
-    is drawn and not learned is the last one's: the mean of random matrices is no such matrix.
+    Weights are float32 in a checkpoint, whatever the precision of the run; optimiser states are not touched. Buffers
+    such as random projections come from the last checkpoint: a mean of random matrices has another distribution.
     """
-    paths = [path for path in sorted(folder.glob("step-*"), reverse=True) if _torn(path) is None][:count]
+    paths = [path for path in sorted(folder.glob("step-*"), reverse=True) if _defect(path) is None][:count]
     files = [read_tensors(path / "model.safetensors") for path in paths]
     learned = {name for name, _ in model.named_parameters()}
     mean = {
@@ -127,42 +128,42 @@ def load_average(folder: Path, model: Model, count: int) -> int:
 
 
 def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
-    complaints: list[str] = []
+    """Return the newest complete checkpoint, and a warning for each newer one that is damaged."""
+    warnings: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):
-        reason = _torn(path)
+        reason = _defect(path)
         if reason is None:
-            return path, complaints
-        complaints.append(f"checkpoint {path.name} is not whole ({reason}) and is passed over")
-    return None, complaints
+            return path, warnings
+        warnings.append(f"checkpoint {path.name} is damaged ({reason}) and is skipped")
+    return None, warnings
 
 
-def check_whole(path: Path) -> None:
-    """Raises a sentence if this is no whole checkpoint."""
-    reason = _torn(path)
+def check_complete(path: Path) -> None:
+    """Raise InputError if a checkpoint is missing or damaged."""
+    reason = _defect(path)
     if reason is not None:
-        raise InputError(f"{str(path)!r} is no whole checkpoint: {reason}")
+        raise InputError(f"{str(path)!r} is not a complete checkpoint: {reason}")
 
 
 def newest_network(folder: Path) -> ModelConfig | None:
-    """The config of the newest whole checkpoint in a folder; None if there is none."""
+    """Return the config of the newest complete checkpoint in a folder, or None."""
     path, _ = find_checkpoint(folder)
     return None if path is None else read_config(path)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what killed runs left half-written."""
+    """Remove partially written checkpoints of killed runs."""
     for pattern in (".step-*.partial-*", ".step-*.old-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
-# state by parameter name, whole on the CPU, however the model is spread over devices
+# state by parameter name, unsharded and on the CPU
 _OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def _torn(path: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
+def _defect(path: Path) -> str | None:
+    """Return why a checkpoint cannot be used, or None."""
     try:
         seal = read_json(path / _SEAL)
     except InputError as error:
@@ -182,9 +183,9 @@ def _hash(path: Path) -> str:
 
 
 def _prune(folder: Path, progress: Progress, keep: int) -> None:
-    """Keeps the last few checkpoints and the best one."""
+    """Remove all but the last few checkpoints and the best one."""
     paths = sorted(folder.glob("step-*"))
-    kept = {path.name for path in paths[-keep:]} | {f"step-{progress.best_step:08d}"}
+    names = {path.name for path in paths[-keep:]} | {f"step-{progress.best_step:08d}"}
     for path in paths:
-        if path.name not in kept:
+        if path.name not in names:
             shutil.rmtree(path)

@@ -8,19 +8,19 @@ from rich.table import Column
 
 from bertsmith.training.log import LogRow
 
-_BAR_AT_LEAST = 6  # characters, with the space behind it
-_TIME = 14  # of "1:23:45 left" with its spaces
+_MIN_BAR_WIDTH = 6  # characters, with the space behind it
+_TIME_WIDTH = 14  # "1:23:45 left" with its spaces
 
 
 class Display:
-    """Shows step, losses, speed and time left; silent on all processes but the main one."""
+    """Show step, losses, speed and time left, on the main process only."""
 
     def __init__(self, steps: int, done: int, *, visible: bool) -> None:
         self.console = Console(stderr=True)
-        self.counted = 2 * len(str(steps)) + 1
+        self.counter_width = 2 * len(str(steps)) + 1
         self.progress = Progress(
             BarColumn(bar_width=12),
-            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=self.counted)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=self.counter_width)),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
@@ -29,7 +29,7 @@ class Display:
         )
         self.task = self.progress.add_task("training", total=steps, completed=done, status="")
         self.training = self.held_out = self.rest = ""
-        """The status in three parts: the second is of the last evaluation, the others of the last row of training."""
+        """The parts of the status: last training loss, last evaluation, speed and other metrics."""
 
     def __enter__(self) -> "Display":
         self.progress.start()
@@ -44,7 +44,7 @@ class Display:
         self.progress.advance(self.task)
 
     def show(self, row: LogRow) -> None:
-        """Puts the figures of a log row beside the bar."""
+        """Show the metrics of a log row beside the bar."""
         if row["kind"] == "held_out":
             self.held_out = f" · {_evaluation(row)}"
             self._update()
@@ -58,19 +58,19 @@ class Display:
         self._update()
 
     def _update(self) -> None:
-        """Puts the status beside the bar; the speed is the first to go where the line would be too long."""
+        """Update the status beside the bar; drop the speed if the line would be too long."""
         status = f"{self.training}{self.held_out}{self.rest}"
-        is_wide = len(status) > self.console.width - _BAR_AT_LEAST - self.counted - _TIME
+        is_wide = len(status) > self.console.width - _MIN_BAR_WIDTH - self.counter_width - _TIME_WIDTH
         self.progress.update(self.task, status=f"{self.training}{self.held_out}" if is_wide else status)
 
-    def say(self, text: str) -> None:
-        """A line above the bar, for what a person should notice."""
+    def notify(self, text: str) -> None:
+        """Print a line above the bar."""
         if not self.progress.disable:
             self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _evaluation(row: LogRow) -> str:
-    """The main figure of an evaluation: a task's own one, else the loss."""
+    """Format the main metric of an evaluation: the task's score, else the loss."""
     if "score" in row:
         return f"dev {row.get('metric', 'score').replace('_', ' ')} {row['score']:.1f}"
     return f"held out {row['loss']:.3f}"

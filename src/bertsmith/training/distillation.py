@@ -1,4 +1,4 @@
-"""A teacher for a fine-tuning: what is learned from it, whether it fits the student, and how good it is itself."""
+"""Distillation from a teacher: settings, checks that it fits the student, and its evaluation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ from bertsmith.training.evaluator import Evaluator
 
 
 class DistillationConfig(Record):
-    """What a fine-tuning learns from a teacher."""
+    """Distillation of a fine-tuned teacher into the model."""
 
     teacher: str
     """The folder of a model that was fine-tuned for the same task, with the same labels in the same order."""
@@ -39,14 +39,14 @@ class DistillationConfig(Record):
         default=(OutputTerm(weight=0.5), LabelTerm(weight=0.5)),
         min_length=1,
     )
-    """The losses, each with its weight; the labels of the data are one of them, "labels"."""
+    """Loss terms with their weights; "labels" is the loss of the task."""
     layers: LayerMap = "uniform"
-    """Which of the teacher's layers each of the student's is to be like: "uniform", "skip", "last", or a number from 1
-    for every layer of the student."""
+    """Teacher layer that each student layer learns from: "uniform", "skip", "last", or one number, counted from 1, per
+    student layer."""
 
 
 def read_teacher(folder: str) -> Model:
-    """The teacher in its folder, as it will stay."""
+    """Load the teacher, frozen and in evaluation mode."""
     teacher = load(folder).float().eval().requires_grad_(False)
     check_encoder(teacher.config, folder)
     teacher.require_tokenizer()
@@ -54,12 +54,12 @@ def read_teacher(folder: str) -> Model:
 
 
 def check_task(config: DistillationConfig, task: Task[Any], student: Model, teacher: Model) -> None:
-    """Raises a sentence if the teacher was not fine-tuned for the student's task with its labels."""
+    """Raise InputError if the teacher was not fine-tuned for the student's task with the same labels."""
     folder, head = model_folder(config.teacher), _task_head(student)
     own = _task_head(teacher)
     if own is None or head is None:
         raise InputError(
-            f"distillation.teacher {config.teacher!r} was not fine-tuned for a task; bertsmith finetune does that"
+            f"distillation.teacher {config.teacher!r} was not fine-tuned for a task; run bertsmith finetune first"
         )
     kind = read_task_record(folder).task.kind if (folder / TASK_FILE).is_file() else task.kind
     if kind != task.kind or own.kind != head.kind:
@@ -71,7 +71,7 @@ def check_task(config: DistillationConfig, task: Task[Any], student: Model, teac
     if theirs != mine:
         raise InputError(
             f"distillation.teacher {config.teacher!r} has the labels {list(theirs)} and the task {list(mine)}; "
-            "allowed: the same in the same order (task.labels gives them an order)"
+            "allowed: the same in the same order (set task.labels)"
         )
     _check_scale(folder, task)
 
@@ -81,7 +81,7 @@ def _task_head(model: Model) -> HeadConfig | None:
 
 
 def _check_scale(folder: Path, task: Task[Any]) -> None:
-    """Numbers are learned from the teacher as they are, so both must be on one scale."""
+    """Raise InputError if teacher and student scale the numbers of a regression differently."""
     if task.kind != "regression" or not (folder / TASK_FILE).is_file():
         return
     theirs = read_task_record(folder).task
@@ -90,29 +90,29 @@ def _check_scale(folder: Path, task: Task[Any]) -> None:
         own, other = getattr(task, name), getattr(theirs, name)
         if own != other:
             raise InputError(
-                f"task.{name} is {own} and that of distillation.teacher {other}; allowed: the same, so that numbers "
+                f"task.{name} is {own} and distillation.teacher has {other}; allowed: the same value, so that numbers "
                 "are on one scale"
             )
 
 
 def check_tokenizer(own: Tokenizer, teacher: Model, folder: str) -> None:
-    """Raises a sentence if a student does not read what its teacher reads."""
+    """Raise InputError if student and teacher have different tokenizers."""
     if own.hash != teacher.require_tokenizer().hash:
         raise InputError(
-            f"the student's tokenizer is not that of the teacher {folder!r}; allowed: a student made with the same "
+            f"the student's tokenizer differs from the teacher's ({folder!r}); allowed: a student made with the same "
             "tokenizer.json, or a preset, which takes the teacher's"
         )
 
 
-def fitted_student(
+def fit_student(
     student: Model, teacher: ModelConfig, terms: Sequence[DistillationTerm], layers: LayerMap, *, seed: int
 ) -> Model:
-    """The student, with a head that makes its states as wide as the teacher's where a term compares them.
+    """Add a head that projects the student's hidden states to the teacher's width, if a term compares them.
 
-    The head is one of the student's, so that optimiser, checkpoints and processes know of it; the objective takes it
-    away from the finished model.
+    The head belongs to the student, so that the optimiser, checkpoints and other processes include it; the objective
+    removes it from the finished model.
     """
-    # a sentence if they do not fit
+    # raises if the layer map does not fit
     counterparts(layers, len(student.config.encoder.layers), len(teacher.encoder.layers))
     head = width_head(student.config, teacher, terms)
     if head is None:
@@ -124,30 +124,30 @@ def fitted_student(
 def width_head(
     student: ModelConfig, teacher: ModelConfig, terms: Sequence[DistillationTerm]
 ) -> TeacherWidthConfig | None:
-    """The head that a student needs for terms that compare states; None where it needs none."""
+    """Return the projection head that terms on hidden states need; None if the widths are equal or no term does."""
     is_compared = any(term.compares_states for term in terms)
-    has_one = any(isinstance(head, TeacherWidthConfig) for head in student.heads)  # that of a checkpoint
+    has_one = any(isinstance(head, TeacherWidthConfig) for head in student.heads)  # from a checkpoint
     if has_one or not is_compared or student.encoder.width == teacher.encoder.width:
         return None
     return TeacherWidthConfig(teacher=teacher.encoder.width)
 
 
 def evaluate_teacher(teacher: Model, evaluator: Evaluator, folder: str) -> Evaluation:
-    """How good the teacher is on dev; a sentence if it cannot have been trained for this task."""
+    """Evaluate the teacher on dev; raise InputError if its answers cannot be for this task."""
     evaluation = evaluator.evaluate(teacher)
-    trouble = mismatch_reason(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
-    if trouble is not None:
-        raise InputError(f"distillation.teacher {folder!r} {trouble}; allowed: a model fine-tuned for this task")
+    reason = mismatch_reason(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
+    if reason is not None:
+        raise InputError(f"distillation.teacher {folder!r} {reason}; allowed: a model fine-tuned for this task")
     return evaluation
 
 
 def teaching_cost(student: ModelConfig, teacher: ModelConfig, length: int) -> float:
-    """The cost of a step with a teacher in plain ones: it is asked, and learns nothing."""
+    """Return the cost of a step relative to one without a teacher, which runs forward only."""
     return 1 + training_flops(teacher, length, 0.0) / 3 / training_flops(student, length, 0.0)
 
 
 class GeneralDistillationConfig(DistillationConfig):
-    """What a pre-training learns from a teacher, over the same masks."""
+    """Distillation of a pre-trained teacher, which reads the same masked tokens."""
 
     teacher: str
     """The folder of a pre-trained model with the corpus's tokenizer."""
@@ -155,11 +155,11 @@ class GeneralDistillationConfig(DistillationConfig):
         default=(OutputTerm(weight=5.0, temperature=2.0), LabelTerm(weight=2.0), CosineTerm()),
         min_length=1,
     )
-    """The losses, each with its weight; "labels" are the masked tokens themselves. The defaults are DistilBERT's."""
+    """Loss terms with their weights; "labels" is the masked-token loss. The defaults are DistilBERT's."""
 
     @property
     def teacher_config(self) -> ModelConfig:
-        """The teacher's network, without its weights being read."""
+        """Config of the teacher; its weights are not read."""
         return ModelSource(folder=self.teacher).described_config()
 
 
@@ -170,10 +170,10 @@ def make_student(
     *,
     seed: int,
 ) -> tuple[Model, MaskedDistillation]:
-    """The student, ready to be compared, and the objective with its teacher."""
-    if sharding.is_asked_for():
+    """Return the student with the heads it needs, and the objective with its teacher."""
+    if sharding.is_requested():
         raise InputError(
-            "distillation is given and accelerate's config asks for sharded weights (FSDP); allowed with it: whole "
+            "distillation is given and accelerate's config requests sharded weights (FSDP); allowed with it: whole "
             "copies (DDP), such as configs/accelerate/one-machine-ddp.yaml"
         )
     if not isinstance(objective, MaskedLM) or objective.ponder_weight is not None:
@@ -183,6 +183,6 @@ def make_student(
     teacher = read_teacher(config.teacher)
     check_tokenizer(student.require_tokenizer(), teacher, config.teacher)
     if any(term.kind == "outputs" for term in config.terms):
-        teacher.head("masked_tokens")  # a sentence if it has none
-    fitted = fitted_student(student, teacher.config, config.terms, config.layers, seed=seed)
+        teacher.head("masked_tokens")  # raises if it has none
+    fitted = fit_student(student, teacher.config, config.terms, config.layers, seed=seed)
     return fitted, MaskedDistillation.of(objective, config.terms, teacher, config.layers)

@@ -17,7 +17,7 @@ from bertsmith.training.step import TrainStep
 
 
 class MeanLoss:
-    """Mean loss over the batches it watches."""
+    """Mean loss over all batches it is called with."""
 
     def __init__(self, objective: Supervised) -> None:
         self.objective = objective
@@ -33,7 +33,7 @@ class MeanLoss:
 
 
 class Evaluator:
-    """Answers all examples of dev and scores the answers; every process evaluates all of dev by itself."""
+    """Evaluate a model on dev with the metrics of its task; every process evaluates all of dev."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Evaluator:
         self.task, self.examples, self.features = task, examples, features
         self.sequences, self.objective = sequences, objective
         self.answers: Sequence[Answer] = []
-        """The answers of the last evaluation."""
+        """Answers of the last evaluation."""
 
     def __call__(self, step: TrainStep) -> dict[str, Any]:
         """Return the log row of an evaluation: loss, metric, score and all metrics."""

@@ -1,4 +1,4 @@
-"""The data of a run, phase after phase, handed to the loop from where the run stands."""
+"""The data of a run, phase by phase, from the position that the run has reached."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from bertsmith.training.checkpoint import Progress
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The stream that one phase of a run learns from."""
+    """The data stream of one phase of a run."""
 
     plan: Stream[Any]
     reader: Dataset[Loaded]
     flops_per_token: float
     seed: int
-    """Of its order, masks and dropout."""
+    """Seed of the order, masks and dropout."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run learns from in each phase, and the part that is held out."""
+    """Training data of each phase, and the held-out split."""
 
     phases: tuple[PhaseData, ...]
     held_out_plan: Stream[Any] | None
@@ -32,7 +32,7 @@ class TrainingData:
 
 
 class Feed:
-    """Hands one process its share of the micro-batches; `progress` always says what has been handed out."""
+    """Iterate over one process's share of the micro-batches; `progress` records the position."""
 
     def __init__(
         self, data: TrainingData, progress: Progress, *, rank: int, processes: int, workers: int, pin: bool
@@ -43,16 +43,16 @@ class Feed:
         self._batches: Iterator[Loaded] | None = None
 
     def take(self, phase: int, count: int) -> list[Loaded]:
-        """The next micro-batches of a phase; a new phase begins at the start of its own stream."""
+        """Return the next micro-batches of a phase; a new phase begins at the start of its own stream."""
         progress = self.progress
         if phase != progress.phase:
             progress.phase, progress.cursor, progress.skip = phase, (0, 0, 0), 0
-            self._batches = None  # ends the processes that read the last phase
+            self._batches = None  # ends the loader workers of the last phase
         if self._batches is None:
             self._batches = self._open()
         loaded = [next(self._batches) for _ in range(count)]
         cursor = loaded[-1].cursor
-        # process 0 stands at the first micro-batch of the round; all of the round is done
+        # the cursor is process 0's, the first micro-batch of the round; skip the whole round
         progress.cursor, progress.skip = (cursor.epoch, cursor.window, cursor.index), self.processes
         return loaded
 

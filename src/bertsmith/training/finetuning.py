@@ -1,4 +1,4 @@
-"""Fine-tuning: settings, model, data and objective put together."""
+"""Fine-tuning: settings, data, model, objective and trainer of a run."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, name_terms
 from bertsmith.objectives.supervised import Frozen, Supervised
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
@@ -44,79 +44,85 @@ from bertsmith.training.distillation import (
     check_task,
     check_tokenizer,
     evaluate_teacher,
-    fitted_student,
+    fit_student,
     read_teacher,
     teaching_cost,
 )
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
-from bertsmith.training.quantising import QuantisedLearning, give_pair_ranges, give_ranges, with_rounding
+from bertsmith.training.quantising import (
+    QuantisedLearning,
+    add_quantisation,
+    calibrate_pair_ranges,
+    calibrate_ranges,
+)
 from bertsmith.training.run_config import Method, RunConfig, device_type
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
 from bertsmith.training.trainer import Trainer
 
-_OF_SOME_HEADS = {"pooling": SequenceHeadConfig, "hidden": ClassifierConfig, "projection": EmbedderConfig}
+# settings that only some heads have -> the config class of those heads
+_HEAD_OPTIONS = {"pooling": SequenceHeadConfig, "hidden": ClassifierConfig, "projection": EmbedderConfig}
 
 
 class HeadChoice(Record):
-    """The head of the task, where it is to be another than the family's usual one."""
+    """Changes to the family's default head for the task."""
 
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """None for that of the model."""
+    """None for the model's."""
     pooling: Literal["pooler", "first", "mean"] | None = None
-    """For heads on whole texts: the vector of a text. None for the family's usual one."""
+    """For heads on whole texts: the vector of a text. None for the family's default."""
     hidden: Activation | None = None
-    """For classes and numbers: the activation of a layer between that vector and the scores, such as the "gelu" that
-    transformers' classes for ELECTRA and ConvBERT have. None for the family's usual form."""
+    """For classification and regression: the activation of a layer between that vector and the scores, such as the
+    "gelu" of transformers' ELECTRA and ConvBERT classes. None for the family's default."""
     projection: int | None = Field(default=None, gt=0)
-    """For vectors: a learned map of that vector to so many numbers. None for the vector as it is."""
+    """For embeddings: output size of a learned projection of that vector. None for no projection."""
     features: FeaturesConfig = FeaturesConfig()
     recurrent: RecurrentConfig | None = None
 
     def applied(self, head: HeadConfig) -> HeadConfig:
-        """A task's head with what was chosen."""
-        asked = {name: getattr(self, name) for name in HeadChoice.model_fields}
-        changes = {name: value for name, value in asked.items() if value is not None}
-        for name, owner in _OF_SOME_HEADS.items():
+        """Return a task's head with the changes applied."""
+        options = {name: getattr(self, name) for name in HeadChoice.model_fields}
+        changes = {name: value for name, value in options.items() if value is not None}
+        for name, owner in _HEAD_OPTIONS.items():
             if name in changes and not isinstance(head, owner):
                 raise InputError(
-                    f"head.{name} is {changes[name]!r}; a head of kind {head.kind!r} has none: leave it out"
+                    f"head.{name} is {changes[name]!r}, but a head of kind {head.kind!r} has no {name}; leave it out"
                 )
         if isinstance(head, SequenceHeadConfig) and head.pooling == "pooler" and self._has_other_width:
-            # the pooler was trained on the states of the last layer, and is as wide
+            # the pooler was trained on the last layer's hidden states and has their width
             if self.pooling == "pooler":
                 raise InputError(
-                    "head.pooling is 'pooler' with states of several layers side by side or of a BiLSTM; allowed: "
-                    "first, mean"
+                    "head.pooling is 'pooler', but hidden states of several layers are concatenated or pass a BiLSTM; "
+                    "use 'first' or 'mean'"
                 )
             changes["pooling"] = self.pooling or "mean"
         return head.changed(**changes)
 
     @property
     def _has_other_width(self) -> bool:
-        """Whether the head reads states of another width than the encoder's."""
+        """Whether the head's input differs in width from the encoder's hidden states."""
         is_wider = self.features.combine == "concatenate" and self.features.layers > 1
         return is_wider or self.recurrent is not None
 
 
 class EncoderLearning(Record):
-    """How the encoder learns with its head."""
+    """Learning rates and freezing of the encoder in fine-tuning."""
 
     layer_decay: float = Field(default=1.0, gt=0, le=1)
-    """What the learning rate is multiplied by from each depth to the one below it; the top layer of an encoder has the
-    square of it, as in ELECTRA's code (0.8 there)."""
+    """Factor on the learning rate from each layer to the one below; the top layer already has its square, as in
+    ELECTRA's code (0.8 there)."""
     frozen: Frozen = "none"
-    """What of it keeps its weights: "none"; its "embedding", which a generator may share; or "all", so that only the
-    head learns."""
+    """Weights that are not trained: "none"; the "embedding", which a generator may share; or "all", so that only the
+    head is trained."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_old_name(cls, data: Any) -> Any:
         if isinstance(data, dict) and "is_frozen" in data:
-            said, now = ("true", "all") if data["is_frozen"] else ("false", "none")
-            raise ValueError(f"is_frozen is {said}, which is called frozen now; allowed in its place: frozen = {now!r}")
+            old, new = ("true", "all") if data["is_frozen"] else ("false", "none")
+            raise ValueError(f"is_frozen is {old}, but the setting is called frozen now; write frozen = {new!r}")
         return data
 
 
@@ -135,7 +141,7 @@ class TaskSettings(Record):
     data: str | None = None
     """A folder with the splits of a task, a file, or a name on the hub."""
     dev: str | None = None
-    """Another one, whose dev split is evaluated on; None for that of data."""
+    """Source of the dev split; None for the dev split of data."""
     model: ModelSource
     tokenizer: TokenizerConfig = TokenizerConfig()
     task: AnyTask
@@ -156,7 +162,7 @@ class TranslationSettings(TaskSettings):
     """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: PairConfig = PairConfig()
     batch: BatchConfig = BatchConfig(tokens=4096)
-    # the paper's: Adam without decay and without clipping, a rate that falls by the root of the step
+    # the paper's: Adam without weight decay or clipping, a rate that falls with the root of the step
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, epsilon=1e-9, weight_decay=0.0, clip=0.0)
     schedule: ScheduleConfig = ScheduleConfig(kind="noam", warmup=0.1)
     run: RunConfig = RunConfig(steps=5000, evaluate_batches=1000)
@@ -169,7 +175,7 @@ class TranslationSettings(TaskSettings):
 
     @property
     def task_record(self) -> TaskRecord:
-        """The task as it is stored beside the model."""
+        """Task record that is stored beside the model."""
         return TaskRecord(task=self.task, sequences=self.sequences)
 
     @property
@@ -179,7 +185,7 @@ class TranslationSettings(TaskSettings):
 
     @property
     def method(self) -> Method:
-        """Schedule and sizes of the steps."""
+        """Optimiser, schedule and batch sizes."""
         sequences = self.sequences
         phases = all_phases(sequences.length, sequences.micro_tokens, self.batch, ())
         return Method(self.run, self.optimizer, self.schedule, phases)
@@ -199,9 +205,9 @@ class FinetuneSettings(TaskSettings):
     encoder: EncoderLearning = EncoderLearning()
     adversarial: AdversarialConfig = AdversarialConfig()
     distillation: DistillationConfig | None = None
-    """Learn from a teacher, too; None for the labels alone."""
+    """Distillation from a teacher; None to learn from the labels alone."""
     quantisation: QuantisedLearning | None = None
-    """Learn with weights and activations rounded as integers would be; None for as the model does already."""
+    """Quantisation-aware training: round weights and activations like integers; None keeps the model's setting."""
     sequences: ExampleConfig = ExampleConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
@@ -210,7 +216,7 @@ class FinetuneSettings(TaskSettings):
 
     @property
     def task_record(self) -> TaskRecord:
-        """The task as it is stored beside the model."""
+        """Task record that is stored beside the model."""
         return TaskRecord(task=self.task, sequences=self.sequences)
 
     @model_validator(mode="after")
@@ -218,7 +224,7 @@ class FinetuneSettings(TaskSettings):
         micro = self.batch.micro_examples
         if micro is not None and self.batch.examples % micro:
             raise ValueError(
-                f"batch.micro_examples is {micro}; allowed: what divides batch.examples {self.batch.examples}"
+                f"batch.micro_examples is {micro}; allowed: a divisor of batch.examples {self.batch.examples}"
             )
         return self
 
@@ -259,9 +265,9 @@ class TaskData:
     train: Sequence[Any]
     dev: Sequence[Any]
     notices: tuple[str, ...] = ()
-    """What a person should know of the rows."""
+    """Notices about the rows."""
     counts: Mapping[str, Any] = field(default_factory=dict)
-    """Their counts, by part and label."""
+    """Row counts by split and label."""
 
 
 @dataclass
@@ -271,7 +277,7 @@ class Finetuning:
     trainer: Trainer
     data: TaskData
     notices: list[str]
-    """Sentences about the data."""
+    """Notices about the data."""
     counts: dict[str, Any]
     """Rows, labels and truncated sequences by split."""
     evaluator: Evaluator | None = None
@@ -315,15 +321,15 @@ def _make_encoder_task(
     model, teacher = starting_pair(settings, data.train, start)
     encoding = Encoding.of(model, sequences.length)
     if teacher is not None:
-        encoding = _read_by_both(encoding, model, teacher, sequences.length)
+        encoding = _joint_encoding(encoding, model, teacher, sequences.length)
     train = task.features(task.augment(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
-    notices = [*_fresh_weights(settings, start), *data.notices, *cut]
+    notices = [*_preset_notices(settings, start), *data.notices, *cut]
     counts = {split: {**count, **lost.get(split, {})} for split, count in data.counts.items()}
     if settings.quantisation is not None:
         plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
-        give_ranges(model, plan, settings.quantisation.calibration)
+        calibrate_ranges(model, plan, settings.quantisation.calibration)
     objective = training_objective(task.objective(data.train), settings, teacher)
     evaluator = Evaluator(task, data.dev, dev, sequences, objective.for_evaluation())
     cost, teacher_evaluation = settings.adversarial.cost, None
@@ -355,7 +361,7 @@ def _make_translation(
     config = settings.sequences
     train, dev = (pairs_of(examples, model, config) for examples in (data.train, data.dev))
     if settings.quantisation is not None:
-        give_pair_ranges(model, train, config, settings.quantisation.calibration, settings.run.seed)
+        calibrate_pair_ranges(model, train, config, settings.quantisation.calibration, settings.run.seed)
     notices = [*data.notices]
     counts: dict[str, Any] = {}
     for split, pairs in (("train", train), ("dev", dev)):
@@ -406,7 +412,7 @@ def translation_model(
             raise InputError(
                 f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.max_length}"
             )
-    return require_decoder(with_rounding(model, settings.quantisation))
+    return require_decoder(add_quantisation(model, settings.quantisation))
 
 
 def translation_config(source: ModelSource, vocabulary: int) -> ModelConfig:
@@ -419,15 +425,15 @@ def translation_config(source: ModelSource, vocabulary: int) -> ModelConfig:
     return config
 
 
-def _read_by_both(encoding: Encoding, student: Model, teacher: Model, length: int) -> Encoding:
-    """The encoding for two models: with types where one of them tells segments apart, which the other does not see."""
+def _joint_encoding(encoding: Encoding, student: Model, teacher: Model, length: int) -> Encoding:
+    """Return an encoding for both models: with token types if either uses them and the other ignores them."""
     theirs = Encoding.of(teacher, length)
-    is_blind = student.config.encoder.embedding.types == 0
-    return replace(encoding, has_types=encoding.has_types or (theirs.has_types and is_blind))
+    ignores_types = student.config.encoder.embedding.types == 0
+    return replace(encoding, has_types=encoding.has_types or (theirs.has_types and ignores_types))
 
 
-def _fresh_weights(settings: FinetuneSettings, start: Model | None) -> list[str]:
-    """A sentence where nothing was learned before: a preset bears the name of a published model, not its weights."""
+def _preset_notices(settings: FinetuneSettings, start: Model | None) -> list[str]:
+    """Return a notice if the model is a preset, which has the name of a published model but not its weights."""
     if start is not None or not settings.model.is_preset:
         return []
     name = settings.model.name
@@ -437,7 +443,7 @@ def _fresh_weights(settings: FinetuneSettings, start: Model | None) -> list[str]
 def starting_pair(
     settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None
 ) -> tuple[Model, Model | None]:
-    """The model with the head of its task, before it has learned anything of it, and its teacher, if it has one."""
+    """Return the untrained model with the head of its task, and its teacher, if it has one."""
     task, seed, distillation = settings.task, settings.run.seed, settings.distillation
     if distillation is None:
         return starting_model(settings, train, start), None
@@ -445,13 +451,13 @@ def starting_pair(
     model = starting_model(settings, train, start, teacher.require_tokenizer())
     check_task(distillation, task, model, teacher)
     check_tokenizer(model.require_tokenizer(), teacher, distillation.teacher)
-    return fitted_student(model, teacher.config, distillation.terms, distillation.layers, seed=seed), teacher
+    return fit_student(model, teacher.config, distillation.terms, distillation.layers, seed=seed), teacher
 
 
 def starting_model(
     settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None, tokenizer: Tokenizer | None = None
 ) -> Model:
-    """The model with the head of its task; fresh weights take the tokenizer that is given, or one that is learned."""
+    """Return the model with the head of its task; fresh weights use the given tokenizer or learn one."""
     task, seed = settings.task, settings.run.seed
     if start is None:
         texts = task.texts(train)
@@ -463,7 +469,7 @@ def starting_model(
             parameter.requires_grad_(parameter.is_floating_point())
         model = model if settings.model.subnet is None else extract(model, settings.model.subnet)
     settings.head.features.check_depth(len(model.config.encoder.layers))
-    return with_rounding(
+    return add_quantisation(
         with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed), settings.quantisation
     )
 
@@ -475,25 +481,25 @@ def training_objective(
     encoder = settings.encoder
     task = replace(objective, layer_decay=encoder.layer_decay, frozen=encoder.frozen)
     if settings.distillation is None:
-        return settings.adversarial.applied(task)
-    terms, layers = named(settings.distillation.terms), settings.distillation.layers
+        return settings.adversarial.wrap(task)
+    terms, layers = name_terms(settings.distillation.terms), settings.distillation.layers
     return Distillation(task, terms, teacher=teacher, layer_map=layers)
 
 
 def processes_of(device: str) -> int:
-    """How many processes fine-tune together, each with a whole copy of the weights; a sentence if with shares."""
-    # made here if nobody has: before, PyTorch does not know of the other processes
+    """Return the number of processes; raise InputError if accelerate's config shards the weights."""
+    # PartialState initialises torch.distributed if nothing has so far
     processes = PartialState(cpu=device_type(device) == "cpu" or None).num_processes
-    if processes > 1 and sharding.is_asked_for():
+    if processes > 1 and sharding.is_requested():
         raise InputError(
-            "accelerate's config asks for sharded weights (FSDP); allowed in fine-tuning: whole copies (DDP), with "
-            "which every process answers dev, such as configs/accelerate/one-machine-ddp.yaml"
+            "accelerate's config requests sharded weights (FSDP); allowed in fine-tuning: whole copies (DDP), since "
+            "every process evaluates dev, such as configs/accelerate/one-machine-ddp.yaml"
         )
     return processes
 
 
 SAMPLE_EXAMPLES = 2000
-"""Examples that lengths are measured on."""
+"""Number of examples to measure lengths on."""
 
 
 def explain_costs(data: TaskData, start: Model | None = None) -> dict[str, str]:
@@ -516,7 +522,7 @@ def explain_costs(data: TaskData, start: Model | None = None) -> dict[str, str]:
     flops = cost * training_flops(model.config, max(1, int(length)), 0.0)
     return {
         "parameters": f"{parameters(model.config):,}",
-        "examples": f"{len(train):,} to learn from, {len(data.dev):,} in dev",
+        "examples": f"{len(train):,} in train, {len(data.dev):,} in dev",
         "length": f"{length:.1f} tokens on average, {features.cut / len(features.tokens):.1%} at the limit",
         "steps": f"{run.steps:,}, {batches:,} an epoch, {round(settings.schedule.warmup * run.steps):,} of warm-up",
         "evaluations": f"every {run.evaluate_every:,} steps",

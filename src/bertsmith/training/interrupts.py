@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and SIGINT set a flag that the loop reads between two steps."""
+"""Interruptions of a run: signals, and faults of the system such as a full disk."""
 
 import signal
 import threading
@@ -13,17 +13,17 @@ from bertsmith.errors import InputError
 
 
 class StopRequest:
-    """While it is entered, the first signal only asks; a second one interrupts at once."""
+    """Context manager: the first SIGTERM or SIGINT sets a flag that the loop reads, a second one interrupts."""
 
     def __init__(self) -> None:
         self.is_made = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        # handlers can be set in the main thread only; elsewhere the loop simply runs to its end
+        # handlers can be set in the main thread only; in other threads the loop runs to its end
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -32,14 +32,14 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.is_made:
             raise KeyboardInterrupt
         self.is_made = True
 
 
 def describe_checkpoint(out: Path) -> str:
-    """What is left of a run that had to stop, as a clause."""
+    """Return a clause that names the newest checkpoint of an interrupted run."""
     newest = max((out / "checkpoints").glob("step-*"), default=None)
     if newest is None:
         return "no checkpoint had been written"
@@ -47,22 +47,22 @@ def describe_checkpoint(out: Path) -> str:
 
 
 def explain_fault(error: BaseException, out: Path, training: Path | None = None) -> InputError | None:
-    """Return a fault of the system, such as a full disk, as an InputError that says how to resume; None otherwise.
+    """Turn a fault of the system, such as a full disk, into an InputError that explains how to resume.
 
-    `training` is the folder with the checkpoints, where the run consists of several trainings.
+    Return None for any other error. `training` is the folder with the checkpoints if the run has several trainings.
     """
     reason = _reason(error) if isinstance(error, OSError | SafetensorError | RuntimeError | InputError) else None
     if reason is None:
         return None
     return InputError(
-        f"the run in {str(out)!r} had to stop: {reason}; {describe_checkpoint(training or out)}: put that right and go "
-        "on with --resume"
+        f"the run in {str(out)!r} stopped: {reason}; {describe_checkpoint(training or out)}: fix the cause and "
+        "continue with --resume"
     )
 
 
 @contextmanager
-def explained(out: Path, training: Path | None = None) -> Iterator[None]:
-    """Raise faults of the system inside as InputErrors that say how to resume."""
+def explain_faults(out: Path, training: Path | None = None) -> Iterator[None]:
+    """Raise faults of the system as InputErrors that explain how to resume."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError, InputError) as error:
@@ -73,8 +73,8 @@ def explained(out: Path, training: Path | None = None) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str | None:
-    """Why, in one line; None for an error that says enough, or that only a programmer can mend."""
-    # a reading process hands on its error as a text that ends with the error's own line
+    """Return the reason in one line; None for an error that is clear already, or that is a bug."""
+    # a data loader worker passes its error on as a traceback that ends with the error's own line
     is_from_reader = "DataLoader worker" in str(error)
     if isinstance(error, RuntimeError | InputError) and not is_from_reader:
         return None

@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object per line, and the trackers a person asked for."""
+"""The log of a run: one JSON object per line, and the trackers of run.track."""
 
 import json
 from pathlib import Path
@@ -12,23 +12,23 @@ LogRow = dict[str, Any]
 
 
 class RunLog:
-    """Appends rows to log.jsonl and hands them to accelerate's trackers; only the main process writes."""
+    """Append rows to log.jsonl and to accelerate's trackers; only the main process writes."""
 
     def __init__(self, path: Path, accelerator: Accelerator) -> None:
         self.path, self.accelerator = path, accelerator
         self.rows: list[LogRow] = []
 
     def rewind(self, step: int) -> None:
-        """Drops the rows after a step: a resumed run writes them again."""
+        """Drop the rows after a step: a resumed run writes them again."""
         self.rows = [row for row in read_log(self.path) if row["step"] <= step]
         if self.accelerator.is_main_process:
-            # beside the old one first: on a full disk that must stay
+            # to a new file first: on a full disk the old one must survive
             new = self.path.with_name(f".{self.path.name}")
             new.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
             new.replace(self.path)
 
     def write(self, row: LogRow) -> None:
-        """One row; `step` and `kind` ("training", "held_out" or "notice") tell where it belongs."""
+        """Write one row, which has a `step` and a `kind` ("training", "held_out" or "notice")."""
         self.rows.append(row)
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
@@ -37,12 +37,12 @@ class RunLog:
         self.accelerator.log(values, step=row["step"])
 
     def of_kind(self, kind: str) -> list[LogRow]:
-        """The rows of one kind, in order."""
+        """Return the rows of one kind, in order."""
         return [row for row in self.rows if row["kind"] == kind]
 
 
 def read_log(path: Path) -> list[LogRow]:
-    """The rows of a log, up to one that is not whole."""
+    """Return the rows of a log, up to the first incomplete line."""
     if not path.exists():
         return []
     rows = []

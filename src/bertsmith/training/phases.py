@@ -1,4 +1,4 @@
-"""The parts of a run: BERT learns from sequences of 128 tokens for nine tenths of it, then from 512."""
+"""Phases of a run: BERT, for example, trains on 128 tokens for 90 % of the steps, then on 512."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -16,37 +16,37 @@ from bertsmith.training.optimizer import BatchConfig
 
 
 class PhaseConfig(Record):
-    """A later part of a run, with other sequences."""
+    """A later phase of a run, with other sequences."""
 
     begin: float = Field(gt=0, lt=1)
-    """Share of the steps after which it begins."""
+    """Share of the steps after which the phase begins."""
     length: int = Field(ge=16)
-    """The most tokens of a sequence from then on."""
+    """Maximum sequence length in tokens."""
     micro_tokens: int | None = Field(default=None, ge=16)
-    """Tokens of a micro-batch; None for as many as before."""
+    """Tokens of a micro-batch; None for the previous phase's."""
     batch_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of an optimiser step; None for as many as before."""
+    """Tokens of an optimiser step; None for the previous phase's."""
 
 
 @dataclass(frozen=True)
 class Phase(ABC):
-    """A part of a run: the first one has `begin` 0."""
+    """A phase of a run; the first one has `begin` 0."""
 
     begin: float
     length: int
 
     @abstractmethod
     def micro_batches(self, step: int, steps: int, processes: int) -> int:
-        """The micro-batches of one step on each process."""
+        """Return the number of micro-batches of one step on each process."""
 
     @abstractmethod
     def check(self, number: int, processes: int) -> None:
-        """Raises a sentence if a step of phase `number` cannot be divided among the processes."""
+        """Raise InputError if a step of phase `number` cannot be divided among the processes."""
 
 
 @dataclass(frozen=True)
 class TokenPhase(Phase):
-    """A step sees so many tokens, as pre-training counts."""
+    """Phase with a batch size in tokens (pre-training)."""
 
     micro_tokens: int
     batch: BatchConfig
@@ -66,7 +66,7 @@ class TokenPhase(Phase):
 
 @dataclass(frozen=True)
 class ExamplePhase(Phase):
-    """A step sees so many examples, as fine-tuning counts."""
+    """Phase with a batch size in examples (fine-tuning)."""
 
     examples: int
     micro_examples: int
@@ -85,7 +85,7 @@ class ExamplePhase(Phase):
 def all_phases(
     length: int, micro_tokens: int, batch: BatchConfig, later: tuple[PhaseConfig, ...]
 ) -> tuple[TokenPhase, ...]:
-    """The first phase and the later ones, each with what it takes over from the one before."""
+    """Return all phases; a later one inherits unset values from the previous one."""
     phases = [TokenPhase(0.0, length, micro_tokens, batch)]
     for config in later:
         before = phases[-1]
@@ -96,12 +96,12 @@ def all_phases(
 
 
 def borders(phases: Sequence[Phase], steps: int) -> list[int]:
-    """The step, counted from 0, with which each phase begins, then the number of steps."""
+    """Return the first step of each phase, counted from 0, then the number of steps."""
     return [*(round(phase.begin * steps) for phase in phases), steps]
 
 
 def timetable(phases: Sequence[Phase], steps: int, processes: int) -> tuple[Counter[int], ...]:
-    """Of each phase, how many of its steps have how many micro-batches on each process."""
+    """Count the steps of each phase by their number of micro-batches on each process."""
     return tuple(
         _counts(partial(phase.micro_batches, steps=steps, processes=processes), first, last)
         for phase, (first, last) in zip(phases, pairwise(borders(phases, steps)), strict=True)
@@ -109,16 +109,16 @@ def timetable(phases: Sequence[Phase], steps: int, processes: int) -> tuple[Coun
 
 
 def _counts(micro_batches: Callable[[int], int], first: int, last: int) -> Counter[int]:
-    """How often each number of micro-batches occurs from one step to another."""
+    """Count the steps in [first, last) by their number of micro-batches."""
     counts: Counter[int] = Counter()
     while first < last:
-        same = _same(micro_batches, first, last)
+        same = _equal_steps(micro_batches, first, last)
         counts[micro_batches(first)] += same
         first += same
     return counts
 
 
-def _same(micro_batches: Callable[[int], int], first: int, last: int) -> int:
-    """How many steps from the first on have as many micro-batches as it: a batch grows steadily or stays."""
+def _equal_steps(micro_batches: Callable[[int], int], first: int, last: int) -> int:
+    """Count the steps from the first on with its number of micro-batches, which never decreases."""
     count = micro_batches(first)
     return bisect_left(range(first, last), True, key=lambda step: micro_batches(step) != count)

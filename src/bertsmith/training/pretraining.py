@@ -1,4 +1,4 @@
-"""A pre-training run from its settings: corpus, model, objective and method put together."""
+"""Pre-training: settings, corpus, model, objective and trainer of a run."""
 
 import hashlib
 from functools import cache
@@ -46,22 +46,22 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
 
 
 class PretrainSettings(Record):
-    """All that a pre-training run depends on."""
+    """Settings of a pre-training run."""
 
     data: str | None = None
     """The folder that `bertsmith corpus` wrote."""
     branch: str | None = None
-    """A checkpoint of another run that this one begins from, with its optimiser and its place in the data."""
+    """Checkpoint of another run to start from, with its optimiser state and its position in the data."""
     tier: str = "custom"
-    """What the run keeps of a publication: "paper", "crammed", "modern" (docs/reference/recipes.md) or your own."""
+    """Fidelity to a publication: "paper", "crammed", "modern" (docs/reference/recipes.md) or your own label."""
     model: ModelSource
     generator: GeneratorSource = GeneratorSource()
     sequences: SequenceConfig = SequenceConfig()
     phases: tuple[PhaseConfig, ...] = ()
-    """Later parts of the run with other sequences, such as [{begin = 0.9, length = 512}]."""
+    """Later phases with other sequences, such as [{begin = 0.9, length = 512}]."""
     objective: Annotated[ObjectiveConfig, ByKind(OBJECTIVES, default="masked_lm")] = MaskedLMConfig()
     distillation: GeneralDistillationConfig | None = None
-    """Learn from a teacher, too; None for the text alone."""
+    """Distillation from a teacher; None to learn from the text alone."""
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -98,7 +98,7 @@ class PretrainSettings(Record):
     def _check_phases(self) -> "PretrainSettings":
         for number, phase in enumerate(self.phases):
             if number and phase.begin <= self.phases[number - 1].begin:
-                raise ValueError(f"phases.{number}.begin is {phase.begin}; allowed: more than that of the one before")
+                raise ValueError(f"phases.{number}.begin is {phase.begin}; allowed: more than the previous phase's")
         for number, later in enumerate(self.all_phases[1:]):
             if later.micro_tokens < later.length:
                 raise ValueError(
@@ -108,7 +108,7 @@ class PretrainSettings(Record):
 
     @property
     def all_phases(self) -> tuple[TokenPhase, ...]:
-        """The first phase and the later ones."""
+        """Return the first phase and the later ones."""
         return all_phases(self.sequences.length, self.sequences.micro_tokens, self.batch, self.phases)
 
     @property
@@ -117,28 +117,29 @@ class PretrainSettings(Record):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The corpus's tokenizer; None without a corpus."""
+        """Tokenizer of the corpus; None without a corpus."""
         return None if self.data is None else corpus_tokenizer(Path(self.data))
 
     def flops_per_token(self, config: ModelConfig) -> tuple[float, ...]:
-        """Operations of one token of each phase, forward and backward."""
+        """Return the training FLOPs per token in each phase, forward and backward."""
         targets = self.objective.targets_per_token
         passes = self.objective.passes
         own = tuple(passes * training_flops(config, phase.length, targets) for phase in self.method.phases)
         if self.distillation is None:
             return own
-        teacher = self.distillation.teacher_config  # which is asked, and learns nothing
-        asked = (training_flops(teacher, phase.length, targets) / 3 for phase in self.method.phases)
-        return tuple(map(sum, zip(own, asked, strict=True)))
+        teacher = self.distillation.teacher_config
+        # the teacher runs forward only: a third of its training cost
+        forward = (training_flops(teacher, phase.length, targets) / 3 for phase in self.method.phases)
+        return tuple(map(sum, zip(own, forward, strict=True)))
 
     @property
     def has_generator(self) -> bool:
         return isinstance(self.objective, ReplacedTokenDetectionConfig)
 
     def network(self, tokenizer: Tokenizer | None) -> ModelConfig:
-        """The model's config for a corpus, with exactly the heads the objective trains, and a mask decoder's.
+        """Return the model's config for a corpus, with exactly the heads that the objective trains.
 
-        Without a corpus the vocabulary is that of a folder, or as large as BERT's.
+        Without a corpus the vocabulary is the model folder's, or as large as BERT's.
         """
         vocabulary = 30522 if tokenizer is None else tokenizer.size
         generator = self.generator if self.has_generator else None
@@ -148,7 +149,7 @@ class PretrainSettings(Record):
         return config
 
     def start(self, tokenizer: Tokenizer) -> tuple[Model, list[str]]:
-        """The model to train, with its first weights, and what a person should know about them."""
+        """Return the model to train with its initial weights, and notices about them."""
         generator, heads = self.generator if self.has_generator else None, self.objective.heads
         model, notices = pretraining_model(self.model, generator, heads, tokenizer.size, tokenizer, seed=self.run.seed)
         config = self.objective.network(model.config)
@@ -163,14 +164,14 @@ class PretrainSettings(Record):
 
     @property
     def inputs(self) -> tuple[Path, ...]:
-        """The folders the run reads."""
+        """Folders that the run reads."""
         teacher = None if self.distillation is None else self.distillation.teacher
         models = (self.model.folder, self.generator.folder, teacher)
         read = [Path(path) for path in (self.data, self.branch) if path is not None]
         return (*read, *(model_folder(name) for name in models if name is not None))
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
-        """Raises a sentence if a network cannot read the sequences."""
+        """Raise InputError if the network cannot read the sequences."""
         check_encoder(config, self.model.name)
         for part in (config, *([] if config.generator is None else [config.generator.model])):
             if part.encoder.vocabulary < vocabulary:
@@ -188,7 +189,7 @@ class PretrainSettings(Record):
 
 
 def corpus_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a corpus, after making sure that there is a corpus."""
+    """Return the tokenizer of a corpus; raise InputError if the folder holds no corpus."""
     read_manifest(folder)
     return Tokenizer.load(folder)
 
@@ -196,11 +197,11 @@ def corpus_tokenizer(folder: Path) -> Tokenizer:
 def make_trainer(
     settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True, resume: bool = False
 ) -> Trainer:
-    """The trainer of a run, ready to go; one that will resume needs no more of a folder it once began from."""
+    """Build the trainer of a run; a run to resume does not read the model folder it started from."""
     if settings.data is None:
         raise InputError("data is not given: pass --data with a folder that `bertsmith corpus` wrote")
     tokenizer = corpus_tokenizer(Path(settings.data))
-    # the run's own checkpoint has config and weights; the folder may be another by now, or gone
+    # the run's own checkpoint has config and weights; the folder may have changed since, or be gone
     earlier = newest_network(out / "checkpoints") if resume and settings.has_folder else None
     model, notices = settings.start(tokenizer) if earlier is None else (assemble(earlier), [])
     model.tokenizer = tokenizer
@@ -224,7 +225,7 @@ def make_trainer(
 
 
 def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") -> int:
-    """The steps of a run within a budget; a time is measured on the device, in a folder that is gone afterwards."""
+    """Return the steps of a run within a budget; a time is measured on the device, in a temporary folder."""
     if budget.kind == "tokens":
         return steps_within(settings.method, budget)
     if budget.kind == "flops":
@@ -235,7 +236,7 @@ def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") 
 
 
 def explain(settings: PretrainSettings) -> dict[str, str]:
-    """What a run will cost, as names and values to print."""
+    """Return the expected costs of a run as names and values to print."""
     config = settings.network(settings.tokenizer)
     rate, passes = settings.objective.targets_per_token, settings.objective.passes
     micro = max(phase.micro_tokens for phase in settings.all_phases)
@@ -248,13 +249,13 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
 
 
 def _fingerprint(settings: PretrainSettings, device: str) -> str:
-    """What a resumed run must share with its first part besides the settings: the corpus and the precision."""
+    """Identify the corpus and the precision, which must not change when a run is resumed."""
     manifest = hashlib.sha256((Path(str(settings.data)) / MANIFEST).read_bytes()).hexdigest()
     return f"{manifest} {'bfloat16' if settings.run.is_half(device) else 'float32'}"
 
 
 def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tuple[float, ...]) -> TrainingData:
-    """The sequences of every phase; those held out are the first phase's throughout, so that losses compare."""
+    """Return the data of every phase; held-out sequences are always the first phase's, so that losses compare."""
     assert settings.data is not None
     folder = Path(settings.data)
     special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
@@ -266,7 +267,7 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tup
         config = settings.sequences.changed(length=phase.length, micro_tokens=phase.micro_tokens)
         seed = key(settings.run.seed, 13, number) if number else settings.run.seed
         plan = Plan(corpus, config, seed).check("train")
-        # a compiled step wants one shape; otherwise empty sequences would only cost time
+        # a compiled step needs one shape; otherwise empty sequences would only cost time
         slots = plan.slots if settings.run.compile != "off" else None
         phases.append(PhaseData(plan, BatchReader(corpus, config, special, slots), flops, seed))
     if not corpus.manifest.splits["held_out"].tokens:
@@ -277,9 +278,9 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tup
 
 
 def _baseline(settings: PretrainSettings) -> Baseline:
-    """The unigram level of the held-out part, or of the training part where nothing is held out."""
+    """Return the unigram level of the held-out split, or of the training split if nothing is held out."""
 
-    @cache  # it reads some of the corpus: once, and only when it is asked for
+    @cache  # it reads some of the corpus: at most once, and only on demand
     def level() -> float:
         train = TokenCorpus(Path(str(settings.data)), "train")
         has_held_out = train.manifest.splits["held_out"].tokens > 0

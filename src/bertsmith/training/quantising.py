@@ -1,4 +1,4 @@
-"""Learning with rounded weights and activations: the model made ready, its ranges measured on the first examples."""
+"""Quantisation-aware training: prepare the model and calibrate its activation ranges on the first examples."""
 
 from itertools import islice
 
@@ -16,27 +16,27 @@ from bertsmith.objectives.translation import target_scores
 
 
 class QuantisedLearning(QuantisationConfig):
-    """How a model learns to live with rounding."""
+    """Settings of quantisation-aware training."""
 
     calibration: int = Field(default=16, gt=0)
-    """Batches that give activations their first ranges: a moving average alone would need thousands of steps."""
+    """Batches for the initial activation ranges: a moving average alone would need thousands of steps."""
 
     @property
     def network(self) -> QuantisationConfig:
-        """What of it belongs to the network."""
+        """The part that belongs to the network's config."""
         return QuantisationConfig.parse({name: value for name, value in self.plain().items() if name != "calibration"})
 
 
-def with_rounding(model: Model, learning: QuantisedLearning | None) -> Model:
-    """The model as it is to learn: itself if nothing is asked for or it rounds so already, with the ranges it has."""
+def add_quantisation(model: Model, learning: QuantisedLearning | None) -> Model:
+    """Add quantisation to a model; a model that has it already is returned with its ranges."""
     if learning is None or learning.network == model.config.quantisation:
         return model
     return quantised(model, learning.network)
 
 
 @torch.no_grad()
-def give_ranges(model: Model, plan: ExamplePlan, batches: int) -> None:
-    """Gives activations their first ranges, from the first batches of a run, unless the model has ranges already."""
+def calibrate_ranges(model: Model, plan: ExamplePlan, batches: int) -> None:
+    """Measure activation ranges on the first batches of a run, unless the model has ranges already."""
     if not _needs_ranges(model):
         return
     reader = ExampleReader(plan.features, plan.config, model.require_tokenizer().pad)
@@ -49,7 +49,7 @@ def give_ranges(model: Model, plan: ExamplePlan, batches: int) -> None:
 
 
 @torch.no_grad()
-def give_pair_ranges(model: Seq2Seq, pairs: Pairs, config: PairConfig, batches: int, seed: int) -> None:
+def calibrate_pair_ranges(model: Seq2Seq, pairs: Pairs, config: PairConfig, batches: int, seed: int) -> None:
     """Measure the first activation ranges of an encoder-decoder on the first batches of a run, unless it has ranges."""
     if not _needs_ranges(model):
         return

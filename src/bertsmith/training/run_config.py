@@ -1,4 +1,4 @@
-"""How a run is carried out and how weights are moved, as settings."""
+"""Settings of a run: length, precision, logging and checkpoints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ _PEAKS = {
 
 
 def device_type(device: str) -> str:
-    """ "cuda" or "cpu" for what was asked for: "auto", "cpu" or "cuda"."""
+    """Return "cuda" or "cpu" for a requested device: "auto", "cpu" or "cuda"."""
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
@@ -39,7 +39,7 @@ def device_type(device: str) -> str:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The device's peak rate in bfloat16, or None where it is not known."""
+    """Return the device's peak FLOPs per second in bfloat16; None if unknown."""
     if device.type != "cuda":
         return None
     words = f" {torch.cuda.get_device_name(device).replace('-', ' ')} "
@@ -47,35 +47,35 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 class RunConfig(Record):
-    """How long a run takes and how it is carried out."""
+    """Length, precision, logging and checkpoints of a run."""
 
     steps: int = Field(default=1000, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**62)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
+    """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
     compile: Literal["off", "on", "whole", "graphs"] = "off"
     """torch.compile: each layer by itself ("on", ready in seconds), or forward and backward pass as a whole ("whole",
     minutes); "graphs" also replays the whole as CUDA graphs, for GPUs."""
     workers: int = Field(default=0, ge=0)
-    """Processes that read batches, at most as many as there are cores."""
+    """Data loader processes, at most the number of cores."""
     log_every: int = Field(default=10, gt=0)
     evaluate_every: int = Field(default=500, gt=0)
     evaluate_batches: int = Field(default=16, gt=0)
-    """Micro-batches of the held-out part that an evaluation reads."""
+    """Micro-batches of the held-out split per evaluation."""
     checkpoint_every: int = Field(default=500, gt=0)
     keep: int = Field(default=2, ge=0)
-    """Checkpoints that are kept besides the best one, newest first; 0 for none at all, so that a run cannot go on."""
+    """Newest checkpoints to keep, besides the best one; 0 writes none, and the run cannot be resumed."""
     choose: Literal["last", "best"] = "last"
-    """Which weights the model has at the end: those of the last step, or of the best evaluation."""
+    """Weights of the final model: after the last step, or at the best evaluation."""
     patience: int | None = Field(default=None, ge=1)
-    """Evaluations without a better one after which the run ends early; None for never."""
+    """Evaluations without improvement after which the run stops early; None for never."""
     average_last: int = Field(default=1, ge=1)
-    """The model at the end is the mean of the weights of the last so many checkpoints."""
+    """Number of last checkpoints whose weights are averaged for the final model."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that get the log, too."""
+    """Trackers that receive the log as well."""
 
     def is_half(self, device: str) -> bool:
-        """Whether the matrix products are in bfloat16 on a device asked for as "auto", "cpu" or "cuda"."""
+        """Return whether matrix products are in bfloat16 on a requested device ("auto", "cpu" or "cuda")."""
         if self.precision == "auto":
             return device_type(device) == "cuda"
         return self.precision == "bfloat16"
@@ -91,7 +91,7 @@ class RunConfig(Record):
 
 @dataclass(frozen=True)
 class Method:
-    """How weights are moved, on how much data at a time."""
+    """Optimiser, schedule, phases and length of a training."""
 
     run: RunConfig
     optimizer: OptimizerConfig
@@ -99,23 +99,23 @@ class Method:
     phases: tuple[Phase, ...]
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return self.optimizer.learning_rate * self.schedule.factor(step, self.run.steps)
 
     def with_steps(self, steps: int) -> "Method":
-        """The method of a run of another length; all that is a share of the steps follows."""
+        """Return the method for another number of steps; everything given as a share of the steps follows."""
         return replace(self, run=self.run.changed(steps=steps))
 
     def phase(self, step: int) -> int:
-        """The index of the phase a step, counted from 0, belongs to."""
+        """Return the index of the phase that a step, counted from 0, belongs to."""
         return sum(begin <= step for begin in borders(self.phases, self.run.steps)[1:-1])
 
     def micro_batches(self, step: int, processes: int) -> int:
-        """The micro-batches of one step on each process."""
+        """Return the number of micro-batches of one step on each process."""
         return self.phases[self.phase(step)].micro_batches(step, self.run.steps, processes)
 
     def tokens(self) -> tuple[int, ...]:
-        """The tokens of each phase on one process, pads counted in."""
+        """Return the tokens of each phase on one process, padding included."""
         phases = [phase for phase in self.phases if isinstance(phase, TokenPhase)]
         return tuple(
             sum(count * steps for count, steps in counts.items()) * phase.micro_tokens
@@ -123,7 +123,7 @@ class Method:
         )
 
     def costs(self, config: ModelConfig, flops_per_token: Sequence[float]) -> dict[str, str]:
-        """What training a network takes on one device, as names and values to print."""
+        """Return the costs of training a network on one device, as names and values to print."""
         tokens, steps = self.tokens(), self.run.steps
         flops = [each * count for each, count in zip(flops_per_token, tokens, strict=True)]
         facts = {"parameters": f"{parameters(config):,}", "training FLOPs per token": f"{flops_per_token[0]:.3e}"}

@@ -1,8 +1,8 @@
-"""Weights spread over the processes: each keeps a share of every tensor, and gathers a layer's while it computes it.
+"""Sharded weights (FSDP): each process keeps a shard of every tensor and gathers a layer while it computes it.
 
-accelerate starts the processes and hands on what its config says of FSDP; the work is done by PyTorch's `fully_shard`,
-the same way on GPUs and CPUs (reasons: docs/explanations/decisions.md). Every layer is one group, gathered and freed
-together; embeddings, heads and whatever several layers share are the group of the root.
+accelerate starts the processes and passes on the FSDP settings of its config; PyTorch's `fully_shard` does the work,
+on GPUs and CPUs alike (reasons: docs/explanations/decisions.md). Every layer is one group, gathered and freed
+together; embeddings, heads and weights that several layers share form the root group.
 """
 
 import os
@@ -23,28 +23,28 @@ from bertsmith.models.build import assemble
 from bertsmith.models.model import Model
 
 _SWITCH = "ACCELERATE_USE_FSDP"
-# what accelerate's config may say, by the name of the variable it comes in; the first value is accelerate's own default
-_ALLOWED = {
+# environment variable of accelerate's config -> (accelerate's default, the supported value)
+_SUPPORTED = {
     "FSDP_VERSION": ("1", "2"),
     "FSDP_OFFLOAD_PARAMS": ("false", "false"),
     "FSDP_ACTIVATION_CHECKPOINTING": ("false", "false"),
 }
 
 
-def is_asked_for() -> bool:
-    """Whether accelerate's config asks for sharded weights; a sentence where it asks for what we do not do."""
+def is_requested() -> bool:
+    """Return whether accelerate's config requests sharded weights; raise InputError for unsupported FSDP settings."""
     if os.environ.get(_SWITCH, "false").lower() != "true":
         return False
-    for name, (default, allowed) in _ALLOWED.items():
+    for name, (default, allowed) in _SUPPORTED.items():
         given = os.environ.get(name, default).lower()
         if given != allowed:
-            raise InputError(f"accelerate's config says {name.lower()}: {given}; allowed: {allowed}")
+            raise InputError(f"accelerate's config has {name.lower()}: {given}; allowed: {allowed}")
     return True
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
-    """Inside, accelerate does not see that sharding is asked for: it would do it itself, and on GPUs only."""
+def hidden_from_accelerate() -> Iterator[None]:
+    """Hide the FSDP switch from accelerate, which would shard the model itself, and on GPUs only."""
     given = os.environ.pop(_SWITCH, None)
     try:
         yield
@@ -54,9 +54,9 @@ def unseen() -> Iterator[None]:
 
 
 def shard(root: nn.Module, device: torch.device, processes: int, *, half: bool) -> FSDPModule:
-    """The root with its weights spread over all processes, which must hold the same ones; optimisers are made after.
+    """Shard the weights of the root, equal on all processes so far, over the processes; build optimisers afterwards.
 
-    With `half`, weights are gathered in bfloat16, and gradients still added up in float32.
+    With `half`, weights are gathered in bfloat16; gradients are still reduced in float32.
     """
     mesh = init_device_mesh(device.type, (processes,))
     # autocast decides what inputs are cast: a cast here would reach random draws and ids, too
@@ -69,16 +69,16 @@ def shard(root: nn.Module, device: torch.device, processes: int, *, half: bool) 
 
 
 def own_blocks(root: nn.Module) -> list[Block]:
-    """The layers that share no weight with another one."""
+    """Return the layers that share no weight with another layer."""
     blocks = [module for module in root.modules() if isinstance(module, Block)]
     users = Counter(parameter for block in blocks for parameter in block.parameters())
     return [block for block in blocks if all(users[parameter] == 1 for parameter in block.parameters())]
 
 
 def whole_model(model: Model, device: torch.device | str = "cpu") -> Model:
-    """A plain model with the weights that the processes hold together; all must take part, the main one gets it.
+    """Gather a sharded model into a plain one on the main process; all processes must call this.
 
-    A model that is not sharded comes back itself, as it does on the other processes.
+    The other processes, and a model that is not sharded, get the model back unchanged.
     """
     tensors = tensors_of(model)
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):

@@ -25,7 +25,7 @@ _SHARED_OVERRIDES = {"vocabulary", "max_length", "dropout", "layer_drop", "init_
 
 
 class TokenizerConfig(Record):
-    """The tokenizer that is learned from the training texts where the model has none."""
+    """Tokenizer to learn from the training texts if the model has none."""
 
     kind: Literal["wordpiece", "bytes", "unigram"] = "bytes"
     """"bytes" is byte-level BPE: decoding gives every text back exactly."""
@@ -100,10 +100,10 @@ def pretraining_model(
     if model.folder is None and (generator is None or generator.folder is None):
         return build(pretraining_config(model, generator, heads, vocabulary), seed=seed), []
     notices: list[str] = []
-    guesser = None
+    generator_model = None
     if generator is not None and generator.folder is not None:
-        guesser = _continued_model(generator, ("masked_tokens",), tokenizer, notices, seed=seed)
-        vocabulary = max(vocabulary, guesser.config.encoder.vocabulary)  # tables may have more rows than are used
+        generator_model = _continued_model(generator, ("masked_tokens",), tokenizer, notices, seed=seed)
+        vocabulary = max(vocabulary, generator_model.config.encoder.vocabulary)  # tables may have unused rows
     if model.folder is not None:
         start = _continued_model(model, heads, tokenizer, notices, seed=seed)
     else:
@@ -117,20 +117,20 @@ def pretraining_model(
     if start.config.generator is not None and not generator.is_given:
         _check_sharing(start.config.generator, generator, model)
         return unfold(start), notices
-    if guesser is None:
+    if generator_model is None:
         config = _generator_config(model, generator, start.config, start.config.encoder.vocabulary)
-        guesser = build(with_heads(config, ("masked_tokens",)), seed=seed)
+        generator_model = build(with_heads(config, ("masked_tokens",)), seed=seed)
         size = f"layers: {len(config.encoder.layers)}, width: {config.encoder.width}"
-        notices.append(f"the generator is fresh ({size}): its first guesses are nearly random")
+        notices.append(f"the generator is fresh ({size}): its first predictions are nearly random")
     start, sharing = part_of(start, "encoder"), generator.sharing or "full"
-    share_embeddings(start, guesser, sharing, fresh=(model.folder is None, generator.folder is None))
-    return unfold(attach(start, guesser, sharing)), notices
+    share_embeddings(start, generator_model, sharing, fresh=(model.folder is None, generator.folder is None))
+    return unfold(attach(start, generator_model, sharing)), notices
 
 
 def _continued_model(
     source: ModelSource, heads: tuple[str, ...], tokenizer: Tokenizer | None, notices: list[str], *, seed: int
 ) -> Model:
-    """Load a folder's model with the corpus's vocabulary and exactly these heads; append what is new to `notices`."""
+    """Load a folder's model with the corpus's vocabulary and exactly these heads; append notices about fresh parts."""
     model = source.load()
     if tokenizer is not None:
         notices += extend_vocabulary(model, tokenizer, source.name)
@@ -171,7 +171,7 @@ def extend_vocabulary(model: Model, tokenizer: Tokenizer, folder: str) -> list[s
     difference = tokenizer_difference(own, tokenizer)
     if difference is not None:
         raise InputError(
-            f"the corpus's tokenizer is not that of {folder!r}: {difference}; make the corpus with "
+            f"the corpus's tokenizer differs from the tokenizer of {folder!r}: {difference}; make the corpus with "
             f"`bertsmith corpus --tokenizer {folder}`, or with an extension of it"
         )
     parts = new_tokens(own, tokenizer)
@@ -180,7 +180,7 @@ def extend_vocabulary(model: Model, tokenizer: Tokenizer, folder: str) -> list[s
     add_tokens(model, parts)
     grown = model.config.encoder.vocabulary - rows
     return [
-        f"{len(parts):,} tokens of the corpus's tokenizer are new to {folder!r}: each begins as the mean of its parts "
+        f"{len(parts):,} tokens of the corpus's tokenizer are new to {folder!r}: each starts as the mean of its parts "
         f"({grown:,} rows added, {rows:,} there before)"
     ]
 

@@ -1,4 +1,4 @@
-"""A model on its devices: forward, backward and the optimiser's step, on one process or many."""
+"""One training step of a model on its device: forward, backward and optimiser, in one process or several."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from bertsmith.training import sharding
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method, RunConfig, device_type
 
-_KINDS = 128  # of layers that are compiled in one process
+RECOMPILE_LIMIT = 128
 
 
 class _Step(nn.Module):
@@ -38,17 +38,17 @@ class _Step(nn.Module):
 
 
 class TrainStep:
-    """Computes and moves the weights of one model; knows nothing of data, logs or files."""
+    """Forward, backward and optimiser step of one model, independent of data, logs and files."""
 
     def __init__(
         self, model: Model, objective: Objective[Any, Any], method: Method, out: Path, *, device: str = "auto"
     ) -> None:
         run = method.run
         _check_trackers(run)
-        # accelerate keeps its precision for the whole process; a second run in it may want another one
+        # accelerate keeps one precision per process; a second run may need another
         AcceleratorState._reset_state(reset_partial_state=False)
-        is_sharded, half = sharding.is_asked_for(), run.is_half(device)
-        with sharding.unseen():
+        is_sharded, half = sharding.is_requested(), run.is_half(device)
+        with sharding.hidden_from_accelerate():
             self.accelerator = Accelerator(
                 cpu=device_type(device) == "cpu",
                 mixed_precision="bf16" if half else "no",
@@ -62,7 +62,7 @@ class TrainStep:
         self.model = model.to(self.device)
         self.objective = objective.to(self.device)
         self.evaluation = objective.for_evaluation().to(self.device)
-        self.is_sharded = is_sharded and torch.distributed.is_initialized()  # one process alone has nothing to share
+        self.is_sharded = is_sharded and torch.distributed.is_initialized()  # one process has nothing to shard
         self.is_graphed = run.compile == "graphs"
         self._check_compile(run)
         step = _Step(self.model, self._compiled(run), self.evaluation)
@@ -70,13 +70,13 @@ class TrainStep:
             self.step_module: Any = sharding.shard(step, self.device, self.processes, half=half)
         else:
             self.step_module = self.accelerator.prepare(step)
-        # after sharding, which puts other parameters in the place of those there were
+        # after sharding, which replaces the parameters
         self.portions = self.objective.portions(self.model)
         self.config = method.optimizer
         self.optimizer = method.optimizer.build(self.portions)
 
     def learn(self, prepared: Sequence[Any], draws: Sequence[tuple[int, ...]], rate: float, meter: Meter) -> None:
-        """One optimiser step at a learning rate; `draws` seeds the dropout of each micro-batch."""
+        """Take one optimiser step at a learning rate; `draws` seeds the dropout of each micro-batch."""
         counts = [self.objective.counts(item) for item in prepared]
         totals = self.reduce(counts)
         self.config.set_rate(self.optimizer, rate)
@@ -93,9 +93,9 @@ class TrainStep:
                         sums = self.step_module(part)
                     terms = self.objective.terms.items()
                     loss = sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
-                    # an average over processes is taken in the backward pass; a sum is wanted
+                    # the backward pass averages over processes, but the loss is a sum
                     self.accelerator.backward(loss * self.processes)
-                # at once: what a graph gave lives in memory that its next replay overwrites
+                # immediately: the next replay of a CUDA graph overwrites its outputs
                 meter.add(sums, counts[index])
         norms = [self._clip(portion.parameters) for portion in self.portions]
         self.optimizer.step()
@@ -104,30 +104,32 @@ class TrainStep:
 
     @torch.no_grad()
     def measure(self, prepared: Any) -> dict[str, Sums]:
-        """What a micro-batch gives in evaluation."""
+        """Return the losses and metrics of a micro-batch in evaluation mode."""
         self.step_module.eval()
-        # batches of other shapes, a few times: not worth compiling for
+        # a few batches of other shapes are not worth compiling for
         with self.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
             sums = self.step_module(prepared, is_evaluation=True)
         if self.is_sharded:
-            # no backward pass follows that would free the root's weights, and what layers remember of them
+            # no backward pass follows that would free the root's gathered weights; train() empties the weight caches
             self.step_module.reshard()
             self.step_module.train()
         return sums
 
     def reduce(self, parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The sum of each name over the parts and all processes."""
+        """Return the sum of each name over the given parts and all processes."""
         totals = {name: torch.stack([part[name] for part in parts]).sum() for name in parts[0]}
         if self.processes == 1:
             return totals
         return {name: self.accelerator.reduce(total, reduction="sum") for name, total in totals.items()}
 
     def close(self, *, is_last: bool = True) -> None:
-        """Ends trackers and, after the last training of a command, the talk between processes: nothing may follow then
-        that waits for the others."""
-        # a gloo thread needs the interpreter to let go of the tensor of a sum, and the end of the group waits for its
-        # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
-        # too, does not (torch 2.13), so it must not be the last to go
+        """End the trackers and, after the last training of a command, the process group.
+
+        No collective operation may follow then.
+        """
+        # gloo threads need the GIL to release the tensors they reduced, and destroying the group waits for its threads.
+        # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
+        # not (torch 2.13), so it must not be the last reference
         del self.step_module
         for module in self.model.modules():
             if isinstance(module, Block):
@@ -140,14 +142,14 @@ class TrainStep:
                 tracker.finish()
 
     def _gradients(self, is_synchronised: bool) -> AbstractContextManager[Any]:
-        """Inside, a backward pass adds its gradient up over the processes, or to what this one has so far."""
+        """Make backward passes reduce gradients over the processes, or only accumulate them locally."""
         if self.is_sharded:
             self.step_module.set_requires_gradient_sync(is_synchronised)
             return nullcontext()
         return nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module)
 
     def _check_compile(self, run: RunConfig) -> None:
-        """Raises a sentence if a way to compile is asked for where it cannot be; makes room for graphs' gradients."""
+        """Raise InputError if run.compile is not supported here; allocate gradients for CUDA graphs."""
         if self.is_sharded and run.compile in ("whole", "graphs"):
             raise InputError(f"run.compile is {run.compile!r} and the weights are sharded; allowed: off, on")
         if not self.is_graphed:
@@ -162,21 +164,21 @@ class TrainStep:
         if run.compile == "off":
             return self.objective
         if run.compile == "on":
-            # the compiler looks at all that enters a layer, states among them, and PyTorch has a warning about that
+            # the compiler inspects .grad of hidden states, about which PyTorch warns
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            # layers of every shape, in every phase and run of this process, count as one function: from the ninth kind
-            # on they would be left uncompiled, with a warning and no more
-            torch._dynamo.config.recompile_limit = max(_KINDS, torch._dynamo.config.recompile_limit)
+            # layers of all shapes, phases and runs of this process count as one function, which by default is compiled
+            # eight times; further shapes would run uncompiled, with a warning only
+            torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
             for module in self.model.modules():
                 if isinstance(module, Block):
-                    # what one layer was compiled to serves all of its shape; sizes that vary would make slower code
+                    # layers of one shape share the compiled code; dynamic shapes would make it slower
                     module.forward = torch.compile(module.forward, dynamic=False)  # type: ignore[method-assign]
             return self.objective
         mode = "reduce-overhead" if self.is_graphed else "default"
         return torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Clips the gradient of some weights; returns the norm it had."""
+        """Clip the gradient of some weights; return its norm before clipping."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if self.config.clip:
@@ -185,7 +187,7 @@ class TrainStep:
 
 
 def _check_trackers(run: RunConfig) -> None:
-    """Raises a sentence if the machine lacks a tracker that was asked for by name."""
+    """Raise InputError if a tracker in run.track is not installed."""
     available = {str(tracker) for tracker in get_available_trackers()}
     for tracker in run.track:
         if tracker not in available:

@@ -1,4 +1,4 @@
-"""Size and costs of a training that has ended, as results of runs state them."""
+"""Size and costs of a finished training, for the results of runs."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from bertsmith.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Notice:
-    """A warning of a run about its training, at a step."""
+    """A warning in the log of a run, at a step."""
 
     step: int
     text: str
@@ -31,7 +31,7 @@ class TrainingSummary:
 
 
 def summarise_training(trainer: Trainer) -> TrainingSummary:
-    """Return size and costs of a training that has ended."""
+    """Return size and costs of a finished training."""
     progress, counts = trainer.progress, parameters_by_part(trainer.model.config)
     return TrainingSummary(
         steps=progress.step,

@@ -1,4 +1,4 @@
-"""The trainer of a task: so many epochs over its examples, judged on dev."""
+"""The trainer of a task: epochs over its examples, evaluation on dev."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,36 +24,36 @@ from bertsmith.training.trainer import EvaluateStep, Trainer
 
 
 class ExampleBatchConfig(Record):
-    """How many examples an optimiser step sees."""
+    """Examples per optimiser step."""
 
     examples: int = Field(default=32, gt=0)
-    """Over all processes."""
+    """Examples of one step, over all processes."""
     micro_examples: int | None = Field(default=None, gt=0)
-    """What one process computes at a time; None for all at once."""
+    """Examples of a micro-batch; None for a process's whole share of the batch."""
 
 
 class FinetuneRunConfig(Record):
-    """How long a fine-tuning takes and how it is carried out."""
+    """Length, precision, evaluation and checkpoints of a fine-tuning."""
 
     epochs: float = Field(default=3.0, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**62)
     evaluations: int = Field(default=1, ge=0)
-    """On dev, in every epoch; 0 for one alone, at the end."""
+    """Evaluations on dev per epoch; 0 for a single one at the end."""
     choose: Literal["last", "best"] = "best"
-    """Which weights the model has at the end: those of the last step, or of the best evaluation."""
+    """Weights of the final model: after the last step, or at the best evaluation."""
     patience: int | None = Field(default=None, ge=1)
-    """Evaluations without a better one after which the run ends early; None for never."""
+    """Evaluations without improvement after which the run stops early; None for never."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
+    """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
     compile: Literal["off", "whole"] = "off"
     workers: int = Field(default=0, ge=0)
-    """Processes that make batches."""
+    """Data loader processes."""
     log_every: int = Field(default=10, gt=0)
     keep: int = Field(default=1, ge=0)
-    """Checkpoints that are kept besides the best one while the run goes on; 0 for none at all: nothing is written then,
-    which takes choose = "last", and a run that was stopped cannot go on."""
+    """Newest checkpoints to keep during the run, besides the best one; 0 writes none: this requires choose = "last",
+    and an interrupted run cannot be resumed."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that get the log, too."""
+    """Trackers that receive the log as well."""
 
     @model_validator(mode="after")
     def _check_keep(self) -> "FinetuneRunConfig":
@@ -62,11 +62,11 @@ class FinetuneRunConfig(Record):
         return self
 
     def steps(self, batches: int) -> int:
-        """Steps in all, where an epoch has so many."""
+        """Return the total number of steps for a number of batches per epoch."""
         return max(1, round(self.epochs * batches))
 
     def run(self, batches: int) -> RunConfig:
-        """The same in steps."""
+        """Return the run's settings in steps, for a number of batches per epoch."""
         steps = self.steps(batches)
         every = max(1, -(-batches // self.evaluations)) if self.evaluations else steps
         return RunConfig(
@@ -114,7 +114,7 @@ def task_trainer(
     show: bool = True,
     notices: Sequence[str] = (),
 ) -> Trainer:
-    """The trainer of a model over the features of its training part; `cost` is that of a step in plain ones."""
+    """Build the trainer of a model on the features of its training split; `cost` is relative to a plain step."""
     run, sequences, batch = settings.run, settings.sequences, settings.batch
     micro = batch.micro_examples or max(1, batch.examples // processes)
     plan = ExamplePlan(train, sequences, batch.examples, run.seed, parts=max(1, batch.examples // micro))

@@ -1,20 +1,20 @@
-"""The one training loop.
+"""The training loop of every objective.
 
-    resume, if there is a checkpoint; or begin from the one to branch from
+    resume from the newest checkpoint, or start from the one to branch from
     for step in steps:
-        redraw_features: parts that draw random features draw them anew           (model.redraw_features)
-        take this step's micro-batches of its phase; prepare them       (feed.py, objective.prepare)
-        add up the targets of all micro-batches and processes
-        for each micro-batch: forward, divide by the targets, backward  (objective)
+        redraw random features every few steps                          (model.redraw_features)
+        read the step's micro-batches and prepare them                  (feed.py, objective.prepare)
+        sum the target counts over micro-batches and processes
+        for each micro-batch: forward, divide by the count, backward    (objective)
         clip, optimiser step, learning rate
-        log            every `log_every` steps; look after the run's health     (health.py)
+        log            every `log_every` steps; check the run's health  (health.py)
         evaluate       every `evaluate_every` steps and at the end
-        checkpoint     every `checkpoint_every` steps, at a best evaluation, at the end, and when asked to stop
-        end early      after `patience` evaluations without a better one
-    take the best evaluation's weights or the mean of the last checkpoints', if asked for
+        checkpoint     every `checkpoint_every` steps, at a best evaluation, at the end, and at a stop signal
+        stop early     after `patience` evaluations without improvement
+    load the best evaluation's weights or average the last checkpoints, if configured
 
-Every random draw (order of the data, masks, dropout) is a function of the seed and the micro-batch's place in the data,
-so neither the number of processes nor an interruption changes it.
+Every random draw (order of the data, masks, dropout) is a function of the seed and the micro-batch's position in the
+data, so neither the number of processes nor an interruption changes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ from bertsmith.training.checkpoint import (
 )
 from bertsmith.training.display import Display
 from bertsmith.training.feed import Feed, TrainingData
-from bertsmith.training.health import Baseline, HealthMonitor, not_finite
+from bertsmith.training.health import Baseline, HealthMonitor, non_finite_reason
 from bertsmith.training.interrupts import StopRequest, describe_checkpoint
 from bertsmith.training.log import LOG, LogRow, RunLog
 from bertsmith.training.meter import Meter
@@ -48,11 +48,11 @@ from bertsmith.training.sharding import whole_model
 from bertsmith.training.step import TrainStep
 
 EvaluateStep = Callable[[TrainStep], LogRow]
-"""Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better, of "metric"."""
+"""Evaluates a model and returns a log row with "loss", "metric" and "score" (higher is better)."""
 
 
 class Trainer:
-    """Trains a model; `run` returns where it stands at the end or when it was asked to stop."""
+    """Train a model; `run` returns the progress at the end or at a stop signal."""
 
     def __init__(
         self,
@@ -73,42 +73,44 @@ class Trainer:
         self.notices, self.evaluator = notices, evaluator
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
-        self.engine = TrainStep(model, objective, method, out, device=device)
-        self.model, self.processes = self.engine.model, self.engine.processes
+        self.train_step = TrainStep(model, objective, method, out, device=device)
+        self.model, self.processes = self.train_step.model, self.train_step.processes
         for number, phase in enumerate(method.phases):
             phase.check(number, self.processes)
-        self.log = RunLog(out / LOG, self.engine.accelerator)
+        self.log = RunLog(out / LOG, self.train_step.accelerator)
         self.progress = Progress()
-        self.peak = peak_flops(self.engine.device)
-        self.show = show and self.engine.is_main
+        self.peak = peak_flops(self.train_step.device)
+        self.show = show and self.train_step.is_main
 
     def set_steps(self, steps: int) -> None:
-        """Gives the run another length, before it begins."""
+        """Set the number of steps, before the run starts."""
         self.method = self.method.with_steps(steps)
 
     def run(self, *, resume: bool = False) -> Progress:
-        """Trains to the last step, or until SIGTERM or SIGINT; either way everything is saved."""
+        """Train to the last step, or until SIGTERM or SIGINT; either way save a checkpoint."""
         run = self.method.run
-        complaints = self._begin(resume)
+        warnings = self._restore(resume)
         self.log.rewind(self.progress.step)
         if run.track:
-            self.engine.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
+            self.train_step.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
-            for notice in (*self.notices, *complaints):
-                display.say(notice)
+            for notice in (*self.notices, *warnings):
+                display.notify(notice)
             self._loop(self.feed(), stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)
             if self.is_finished and run.choose == "best" and self.progress.best_step >= 0:
                 load_weights(self.out / "checkpoints", self.progress.best_step, self.model)
         if self.is_finished:
-            self.model = self.engine.objective.finished(whole_model(self.model, self.engine.device))
+            self.model = self.train_step.objective.finish(whole_model(self.model, self.train_step.device))
         return self.progress
 
     def close(self, *, is_last: bool = True) -> None:
-        """Ends trackers and, after the last training of a command, the talk between processes: nothing may follow then
-        that waits for the others."""
-        self.engine.close(is_last=is_last)
+        """End the trackers and, after the last training of a command, the process group.
+
+        No collective operation may follow then.
+        """
+        self.train_step.close(is_last=is_last)
 
     @property
     def is_finished(self) -> bool:
@@ -117,20 +119,20 @@ class Trainer:
         return is_over or self.progress.step >= self.method.run.steps
 
     def feed(self) -> Feed:
-        """This process's micro-batches from where the run stands."""
-        engine, workers = self.engine, self.method.run.workers
-        pin = engine.device.type == "cuda"
-        return Feed(self.data, self.progress, rank=engine.rank, processes=self.processes, workers=workers, pin=pin)
+        """Return this process's micro-batches from the current position on."""
+        train_step, workers = self.train_step, self.method.run.workers
+        pin = train_step.device.type == "cuda"
+        return Feed(self.data, self.progress, rank=train_step.rank, processes=self.processes, workers=workers, pin=pin)
 
     def meter(self) -> Meter:
-        """An empty meter for the objective's figures."""
-        return Meter(self.engine.objective.terms, self.engine.device)
+        """Return an empty meter for the objective's metrics."""
+        return Meter(self.train_step.objective.terms, self.train_step.device)
 
     def _loop(self, feed: Feed, stop: StopRequest, display: Display) -> None:
         run = self.method.run
         health = self._health()
         meter = self.meter()
-        meter.restore(self.progress.meter, is_main=self.engine.is_main)
+        meter.restore(self.progress.meter, is_main=self.train_step.is_main)
         while not self.is_finished:
             self._step(feed, meter)
             step = self.progress.step
@@ -143,32 +145,34 @@ class Trainer:
                 meter = self.meter()
             with meter.paused():
                 is_best = (step % run.evaluate_every == 0 or is_last) and self._evaluate(display)
-                is_asked = self._is_asked_to_stop(stop, step)
-                if step % run.checkpoint_every == 0 or is_best or self.is_finished or is_asked:
+                is_interrupted = self._is_stop_requested(stop, step)
+                if step % run.checkpoint_every == 0 or is_best or self.is_finished or is_interrupted:
                     self._checkpoint(meter)
             if self.is_finished and not is_last:
-                display.say(f"no better evaluation since step {self.progress.best_step}: ended after step {step}")
-            elif is_asked and not is_last:
-                end = "saved; go on with --resume" if run.keep else "nothing is saved, since run.keep is 0"
-                display.say(f"asked to stop after step {step}: {end}")
+                display.notify(f"no better evaluation since step {self.progress.best_step}: stopped after step {step}")
+            elif is_interrupted and not is_last:
+                end = "saved; continue with --resume" if run.keep else "nothing is saved, since run.keep is 0"
+                display.notify(f"interrupted after step {step}: {end}")
                 return
 
     def rehearse(self, step: int, feed: Feed, meter: Meter) -> None:
-        """One optimiser step as if it had this number, to see how long it takes; the caller puts the weights back."""
+        """Take one optimiser step as if it had this number, to time it; the caller restores the weights."""
         self.progress.step = step
         self._step(feed, meter)
 
     def _step(self, feed: Feed, meter: Meter) -> None:
-        """One optimiser step."""
-        step, run, engine = self.progress.step, self.method.run, self.engine
+        """Take one optimiser step."""
+        step, run, train_step = self.progress.step, self.method.run, self.train_step
         self.model.redraw_features(step, run.seed)
         phase = self.method.phase(step)
         data = self.data.phases[phase]
         with meter.waiting():
             loaded = feed.take(phase, self.method.micro_batches(step, self.processes))
-        prepared = [engine.objective.prepare(item.batch.to(engine.device), key(data.seed, 5)) for item in loaded]
+        prepared = [
+            train_step.objective.prepare(item.batch.to(train_step.device), key(data.seed, 5)) for item in loaded
+        ]
         draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
-        engine.learn(prepared, draws, self.method.rate(step), meter)
+        train_step.learn(prepared, draws, self.method.rate(step), meter)
         tokens = sum(item.batch.real_tokens for item in loaded)
         flops = tokens * data.flops_per_token
         meter.tokens, meter.flops = meter.tokens + tokens, meter.flops + flops
@@ -178,13 +182,13 @@ class Trainer:
         progress.flops += flops * self.processes
 
     def _evaluate(self, display: Display) -> bool:
-        """Evaluates on the held-out part; True if it is the best evaluation so far."""
+        """Evaluate on the held-out split; return True if it is the best evaluation so far."""
         row = self.evaluate()
         if row is None:
             return False
         self._write({"kind": "held_out", "step": self.progress.step, **row}, display)
         progress = self.progress
-        # of equal scores, which are common on little data, the surer one is better
+        # equal scores are common on little data; the lower loss breaks ties
         score = row.get("score", -row["loss"]), -row["loss"]
         if progress.best is not None and not score > progress.best:
             progress.since_best += 1
@@ -193,108 +197,108 @@ class Trainer:
         return True
 
     def evaluate(self) -> LogRow | None:
-        """The losses and accuracies on the held-out part with masks that never change; None without such a part.
+        """Return losses and metrics on the held-out split, with fixed masks; None without such a split.
 
-        With an evaluator its "score" decides which evaluation is the best, otherwise the loss.
+        With an evaluator, its "score" decides which evaluation is the best, otherwise the loss.
         """
         if self.evaluator is not None:
-            return self.evaluator(self.engine)
+            return self.evaluator(self.train_step)
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
-        engine = self.engine
-        meter = Meter(engine.evaluation.terms, engine.device)
+        train_step = self.train_step
+        meter = Meter(train_step.evaluation.terms, train_step.device)
         plans = list(islice(self.data.held_out_plan.one_epoch(), self.method.run.evaluate_batches))
         for first in range(0, len(plans), self.processes):
-            # sharded weights want every process: one for which nothing is left measures a batch that does not count
-            own = first + engine.rank
+            # sharded weights need every process: one without a batch left measures one that does not count
+            own = first + train_step.rank
             plan = plans[own] if own < len(plans) else plans[first]
-            batch = self.data.held_out_reader[plan].batch.to(engine.device)
-            prepared = engine.evaluation.prepare(batch, 0)
-            sums = engine.measure(prepared)
+            batch = self.data.held_out_reader[plan].batch.to(train_step.device)
+            prepared = train_step.evaluation.prepare(batch, 0)
+            sums = train_step.measure(prepared)
             if own < len(plans):
-                meter.add(sums, engine.evaluation.counts(prepared))
-        return meter.metrics(engine.reduce([meter.sums]))
+                meter.add(sums, train_step.evaluation.counts(prepared))
+        return meter.metrics(train_step.reduce([meter.sums]))
 
     def save(self) -> None:
-        """Writes a checkpoint."""
-        self.engine.accelerator.wait_for_everyone()
-        if self.engine.is_main or self.engine.is_sharded:
+        """Write a checkpoint."""
+        self.train_step.accelerator.wait_for_everyone()
+        if self.train_step.is_main or self.train_step.is_sharded:
             save_checkpoint(
                 self.out / "checkpoints",
                 self.model,
-                self.engine.optimizer,
+                self.train_step.optimizer,
                 self.progress,
                 self.fingerprint,
                 keep=max(self.method.run.keep, self.method.run.average_last),
-                writes=self.engine.is_main,
+                writes=self.train_step.is_main,
             )
-        self.engine.accelerator.wait_for_everyone()
+        self.train_step.accelerator.wait_for_everyone()
 
     def _checkpoint(self, meter: Meter) -> None:
-        """Saves the run with what the meter holds; where that is not finite, the weights are not either."""
-        self.progress.meter = meter.record(self.engine.reduce([meter.sums]))
+        """Save the run with the meter's sums; raise InputError if they are not finite, as the weights then are not."""
+        self.progress.meter = meter.record(self.train_step.reduce([meter.sums]))
         if self.progress.meter:
-            self._check_finite(self._figures(meter))
+            self._check_finite(self._metrics_row(meter))
         if self.method.run.keep:
             self.save()
 
     def _average(self, display: Display) -> None:
-        """Leaves the model with the mean of the last checkpoints' weights, and measures it."""
+        """Average the weights of the last checkpoints and evaluate the result."""
         count = load_average(self.out / "checkpoints", self.model, self.method.run.average_last)
         row = self.evaluate()
         if row is not None:
             self._write({"kind": "held_out", "step": self.progress.step, "averaged": count, **row}, display)
 
-    def _begin(self, resume: bool) -> list[str]:
-        """Puts the run where its newest checkpoint, or the one to branch from, left off; returns complaints."""
+    def _restore(self, resume: bool) -> list[str]:
+        """Restore the newest checkpoint, or the one to branch from; return warnings about damaged ones."""
         folder = self.out / "checkpoints"
-        path, complaints = None, list[str]()
+        path, warnings = None, list[str]()
         if resume:
             remove_leftovers(folder)
-            path, complaints = find_checkpoint(folder)
-            if path is None and complaints:
-                raise InputError(f"{str(folder)!r} has no whole checkpoint: {complaints[0]}")
+            path, warnings = find_checkpoint(folder)
+            if path is None and warnings:
+                raise InputError(f"{str(folder)!r} has no complete checkpoint: {warnings[0]}")
         path = path or self.branch
         if path is not None:
-            self.progress = load_checkpoint(path, self.model, self.engine.optimizer, self.fingerprint)
-        found = torch.tensor(self.progress.step, device=self.engine.device)
-        if self.engine.reduce([{"step": found}])["step"] != found * self.processes:
+            self.progress = load_checkpoint(path, self.model, self.train_step.optimizer, self.fingerprint)
+        found = torch.tensor(self.progress.step, device=self.train_step.device)
+        if self.train_step.reduce([{"step": found}])["step"] != found * self.processes:
             raise InputError(
                 f"the processes found different checkpoints in {str(folder)!r}; all machines must share it"
             )
-        return complaints
+        return warnings
 
-    def _is_asked_to_stop(self, stop: StopRequest, step: int) -> bool:
-        """Whether any process was asked to stop; several agree on it at logged steps only, which costs no waiting."""
+    def _is_stop_requested(self, stop: StopRequest, step: int) -> bool:
+        """Return whether any process got a stop signal; several processes agree at logged steps only, to save time."""
         if self.processes == 1:
             return stop.is_made
         if step % self.method.run.log_every:
             return False
-        flag = torch.tensor(float(stop.is_made), device=self.engine.device)
-        return bool(self.engine.reduce([{"stop": flag}])["stop"] > 0)
+        flag = torch.tensor(float(stop.is_made), device=self.train_step.device)
+        return bool(self.train_step.reduce([{"stop": flag}])["stop"] > 0)
 
     def _health(self) -> HealthMonitor:
-        """The watch over the run, which knows the rows that are already in the log."""
+        """Build the health monitor and replay the rows that are already in the log."""
         steps = self.method.run.steps
-        # only the main process speaks, so only it need know the unigram level
-        baseline = self.baseline if self.engine.is_main else None
-        if baseline is not None and self.engine.objective.terms[baseline.term].weight == 0:
-            baseline = None  # what is not learned need not get better
+        # only the main process prints notices, so only it needs the unigram level
+        baseline = self.baseline if self.train_step.is_main else None
+        if baseline is not None and self.train_step.objective.terms[baseline.term].weight == 0:
+            baseline = None  # this term has weight 0: its loss need not fall
         health = HealthMonitor(steps, round(self.method.schedule.warmup * steps), baseline)
         for row in self.log.rows:
             health.examine(row)
         return health
 
-    def _figures(self, meter: Meter) -> LogRow:
-        """What the meter has added up, as the beginning of a row of the log."""
-        metrics = meter.metrics(self.engine.reduce([meter.sums]))
+    def _metrics_row(self, meter: Meter) -> LogRow:
+        """Return the metrics of the meter as the beginning of a log row."""
+        metrics = meter.metrics(self.train_step.reduce([meter.sums]))
         row = {"kind": "training", "step": self.progress.step, **metrics}
         row["gradient_norm"] = float(meter.gradient_norm) / max(1, meter.steps)
         row["learning_rate"] = self.method.rate(self.progress.step - 1)
         return row
 
     def _training_row(self, meter: Meter) -> LogRow:
-        row, seconds, progress = self._figures(meter), meter.seconds(), self.progress
+        row, seconds, progress = self._metrics_row(meter), meter.seconds(), self.progress
         progress.seconds += seconds
         row |= {"tokens": progress.tokens, "flops": progress.flops, "seconds": round(progress.seconds, 3)}
         row["tokens_per_second"] = round(meter.tokens * self.processes / seconds, 1)
@@ -304,7 +308,7 @@ class Trainer:
         return row
 
     def _write(self, row: LogRow, display: Display) -> None:
-        """Logs and shows a row, unless it tells that the run is lost."""
+        """Log and show a row; raise InputError if its loss or gradient norm is not finite."""
         self._check_finite(row)
         self.log.write(row)
         display.show(row)
@@ -312,14 +316,14 @@ class Trainer:
     def _notice(self, rows: list[LogRow], display: Display) -> None:
         for row in rows:
             self.log.write(row)
-            display.say(row["text"])
+            display.notify(row["text"])
 
     def _check_finite(self, row: LogRow) -> None:
-        trouble = not_finite(row)
-        if trouble is not None:
+        reason = non_finite_reason(row)
+        if reason is not None:
             step = self.progress.step
             text = (
-                f"{trouble} with a learning rate of {self.method.rate(step - 1):g}; {describe_checkpoint(self.out)}; "
+                f"{reason} with a learning rate of {self.method.rate(step - 1):g}; {describe_checkpoint(self.out)}; "
                 "start again with a lower optimizer.learning_rate, a longer schedule.warmup or a lower optimizer.clip"
             )
             self.log.write({"kind": "notice", "step": step, "name": "not_finite", "text": text})

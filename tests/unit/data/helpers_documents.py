@@ -1,4 +1,4 @@
-"""Documents that are nothing but the lengths of their sentences."""
+"""Documents that consist of sentence lengths only."""
 
 import numpy as np
 

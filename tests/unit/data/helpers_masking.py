@@ -1,4 +1,4 @@
-"""Sequences of random tokens for tests of masking, packed and padded, and a small vocabulary."""
+"""Random sequences for tests of masking, packed and padded, and a small vocabulary."""
 
 import numpy as np
 import torch
@@ -43,18 +43,18 @@ def padded(items: list[torch.Tensor], samples: list[int]) -> TokenBatch:
 
 
 def candidates(batch: TokenBatch) -> torch.Tensor:
-    """True for tokens of text."""
+    """Return True for tokens that are not special."""
     return ~vocabulary().is_special[batch.tokens]
 
 
 def words_of(batch: TokenBatch) -> torch.Tensor:
-    """The number of each token's word in a packed batch."""
+    """Return the index of each token's word in a packed batch."""
     starts_word = vocabulary().starts_word[batch.tokens]
     return unit_numbers(word_begins(starts_word, candidates(batch), batch.layout.positions(batch.tokens)))
 
 
 def chosen(result: Corrupted) -> torch.Tensor:
-    """True for the tokens to be predicted."""
+    """Return True for the tokens to predict."""
     is_chosen = torch.zeros(result.tokens.numel(), dtype=torch.bool)
     is_chosen[result.positions[result.targets >= 0]] = True
     return is_chosen

@@ -1,4 +1,4 @@
-"""Masking against a transcription that works one sequence and one unit after the other."""
+"""Masking against a plain loop over sequences and units."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("rate", [0.15, 0.4])
-def test_a_sequence_is_masked_alike_alone_packed_and_padded(rule: dict[str, object], rate: float) -> None:
+def test_masking_is_the_same_alone_packed_and_padded(rule: dict[str, object], rate: float) -> None:
     items, samples = sequences(9, 40, seed=1), list(range(100, 109))
     masking = MaskingConfig(**rule, rate=rate)
     together = corrupt(packed(items, samples), 7, masking, vocabulary()).tokens
@@ -46,14 +46,14 @@ def test_counts_are_exact(unit: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("unit") in ("word", "ngram")], ids=str)
-def test_words_and_ngrams_are_taken_whole(rule: dict[str, object]) -> None:
+def test_words_and_ngrams_are_masked_whole(rule: dict[str, object]) -> None:
     batch = packed(sequences(40, 90, seed=3), list(range(40)))
     is_chosen = chosen(corrupt(batch, 5, MaskingConfig(**rule, rate=0.3), vocabulary())).float()
     shares = torch.zeros_like(is_chosen).scatter_reduce(0, words_of(batch), is_chosen, "mean", include_self=False)
     assert set(shares.tolist()) == {0.0, 1.0}
 
 
-def test_ngrams_have_the_right_lengths() -> None:
+def test_ngram_lengths_follow_1_over_n() -> None:
     items = [torch.tensor([START, *([10] * 600), END]) for _ in range(20)]
     batch = packed(items, list(range(20)))
     is_candidate, stream = candidates(batch), bits(9, batch.sample)
@@ -64,8 +64,8 @@ def test_ngrams_have_the_right_lengths() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_choice_equals_the_rule_written_out(seed: int) -> None:
-    """Units in random order; one that would exceed the count is passed over."""
+def test_selection_equals_a_plain_loop(seed: int) -> None:
+    """Units are selected in random order; one that would exceed the count is skipped."""
     draw = np.random.default_rng(seed)
     items = sequences(12, 60, seed)
     batch = packed(items, list(range(12)))
@@ -90,7 +90,7 @@ def test_choice_equals_the_rule_written_out(seed: int) -> None:
     assert torch.equal(choose_units(words, sequence, is_candidate, counts, stream), expected)
 
 
-def test_eighty_ten_ten() -> None:
+def test_replacements_are_80_10_10() -> None:
     items = [torch.tensor([START, *([10] * 900), END]) for _ in range(20)]
     result = corrupt(packed(items, list(range(20))), 1, MaskingConfig(rate=0.5), vocabulary())
     now = result.tokens[result.positions[result.targets >= 0]]
@@ -98,7 +98,7 @@ def test_eighty_ten_ten() -> None:
     assert abs(float((now == 10).float().mean()) - 0.1 - 0.1 / SIZE) < 0.015
 
 
-def test_the_bound_holds_and_halves_are_rounded_to_even() -> None:
+def test_target_counts_are_bounded_and_round_half_to_even() -> None:
     assert target_counts(torch.tensor([0, 1, 10, 30, 128, 512]), 0.15).tolist() == [0, 1, 2, 4, 19, 77]
     assert target_counts(torch.tensor([0, 1, 128]), 0.15, 7).tolist() == [0, 1, 7]
     batch = packed(sequences(30, 100, seed=6), list(range(30)))
@@ -108,7 +108,7 @@ def test_the_bound_holds_and_halves_are_rounded_to_even() -> None:
     assert torch.equal(got, target_counts(batch.layout.lengths(), 0.4, 7).minimum(batch.layout.lengths() - 2))
 
 
-def test_another_seed_and_another_sample_mask_elsewhere() -> None:
+def test_masking_depends_on_seed_and_sample() -> None:
     items = sequences(4, 80, seed=4)
     first = corrupt(packed(items, [0, 1, 2, 3]), 1, MaskingConfig(), vocabulary()).tokens
     assert not torch.equal(first, corrupt(packed(items, [0, 1, 2, 3]), 2, MaskingConfig(), vocabulary()).tokens)
@@ -117,16 +117,16 @@ def test_another_seed_and_another_sample_mask_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"mask": 0.8, "random": 0.3}, "add up to more than 1"),
         ({"mask": 0.0, "random": 0.0}, "mask and random are both 0"),
-        ({"max_ngram": 5}, "max_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
-        ({"draw": "with_replacement", "unit": "word"}, "takes unit 'token' only"),
-        ({"draw": "windows", "rate": 0.6}, "takes rates up to 0.5"),
+        ({"max_ngram": 5}, "max_ngram is 5, but unit is 'token'; it needs unit 'ngram'"),
+        ({"draw": "with_replacement", "unit": "word"}, "but unit is 'word'; allowed: 'token'"),
+        ({"draw": "windows", "rate": 0.6}, "allowed with draw = 'windows': up to 0.5"),
         ({"max_predictions": 0}, "greater than or equal to 1"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_settings_raise(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         MaskingConfig(**settings)

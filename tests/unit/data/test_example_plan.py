@@ -1,4 +1,4 @@
-"""Batches of examples: every one once an epoch, the same batches however many parts they are divided into."""
+"""Batches of examples: each example once per epoch, the same batches for any number of parts."""
 
 from itertools import islice
 
@@ -17,7 +17,7 @@ def features(count: int) -> Features:
 
 
 def batches(plan: ExamplePlan, epochs: int) -> list[list[np.ndarray]]:
-    """The parts of every batch of the first epochs."""
+    """Return the parts of every batch of the first epochs."""
     stream = plan.from_cursor(Cursor())
     return [[part.sequences for part in islice(stream, plan.parts)] for _ in range(epochs * plan.batches)]
 
@@ -39,12 +39,12 @@ def test_parts_do_not_change_the_batches(count: int, order: str) -> None:
             assert max(sizes) - min(sizes) <= 1
 
 
-def test_what_would_leave_a_part_empty_goes_to_the_batch_before() -> None:
+def test_small_remainder_joins_the_previous_batch() -> None:
     plan = ExamplePlan(features(33), ExampleConfig(), 16, 0, parts=4)
     assert [sum(map(len, batch)) for batch in batches(plan, 1)] == [16, 17]
     assert all(len(part) for batch in batches(plan, 1) for part in batch)
 
 
-def test_fewer_examples_than_parts() -> None:
-    with pytest.raises(InputError, match="there are 3 examples to learn from; a batch is divided into 4 parts"):
+def test_fewer_examples_than_parts_raise() -> None:
+    with pytest.raises(InputError, match="the training data has 3 examples, but a batch has 4 parts"):
         ExamplePlan(features(3), ExampleConfig(), 16, 0, parts=4)

@@ -1,4 +1,4 @@
-"""Batches of a task's items: each item once an epoch, the same for the same seed, from any cursor, in both layouts."""
+"""Batches of items: each item once per epoch, reproducible by seed, from any cursor, in both layouts."""
 
 from itertools import islice
 
@@ -16,7 +16,7 @@ ORDERS = ["shuffled", "by_length"]
 
 
 def some_features(items: int, *, most: int = 1, seed: int = 0) -> Features:
-    """Items of 1 to `most` sequences of 1 to 30 tokens each; every token tells its sequence."""
+    """Return items of 1 to `most` sequences of 1 to 30 tokens; every token is the index of its sequence."""
     draw = np.random.default_rng(seed)
     counts = draw.integers(1, most + 1, items)
     sequences = [np.full(draw.integers(1, 31), number) for number in range(counts.sum())]
@@ -47,7 +47,7 @@ def read(features: Features, layout: str, items: list[int]) -> TaskBatch:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("items", [1, 4, 30, 431])
-def test_every_item_stands_in_an_epoch_once(order: str, items: int) -> None:
+def test_epoch_contains_every_item_once(order: str, items: int) -> None:
     plan = plan_of(some_features(items), order)
     stream = list(islice(plan.from_cursor(Cursor()), 2 * plan.batches))
     assert plan.batches == -(-items // 4)
@@ -59,7 +59,7 @@ def test_every_item_stands_in_an_epoch_once(order: str, items: int) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_order_follows_the_seed_and_the_epoch(order: str) -> None:
+def test_order_depends_on_seed_and_epoch(order: str) -> None:
     features = some_features(50)
     one, again, other = (plan_of(features, order, seed) for seed in (5, 5, 6))
     stream = contents(list(islice(one.from_cursor(Cursor()), 26)))
@@ -69,7 +69,7 @@ def test_order_follows_the_seed_and_the_epoch(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_goes_on_from_any_cursor(order: str) -> None:
+def test_stream_resumes_from_any_cursor(order: str) -> None:
     plan = plan_of(some_features(30), order)
     stream = list(islice(plan.from_cursor(Cursor()), 20))
     for position in (0, 3, 7, 8, 15):
@@ -89,34 +89,34 @@ def test_processes_share_the_stream_of_one(order: str, processes: int) -> None:
         assert contents(own) == stream[rank::processes]
 
 
-def test_by_length_leaves_few_pads_and_no_order_of_length() -> None:
+def test_by_length_reduces_padding_and_shuffles_batches() -> None:
     features = some_features(400)
     lengths = features.tokens.lengths
 
-    def pads(order: str) -> int:
+    def padding(order: str) -> int:
         batches = [plan.sequences for plan in plan_of(features, order).one_epoch()]
         return sum(int(lengths[batch].max() * len(batch) - lengths[batch].sum()) for batch in batches)
 
-    assert pads("by_length") < pads("shuffled") / 5
+    assert padding("by_length") < padding("shuffled") / 5
     max_length = [lengths[plan.sequences].max() for plan in plan_of(features, "by_length").one_epoch()]
     steps = np.diff(max_length)
     assert (steps > 0).sum() > 20
     assert (steps < 0).sum() > 20
 
 
-def test_evaluation_takes_every_item_once_and_keeps_to_its_tokens() -> None:
+def test_evaluation_has_every_item_once_within_micro_tokens() -> None:
     features = some_features(60, most=3)
     plans = list(EvaluationPlan(features, 64).one_epoch())
     assert sorted(item for plan in plans for item in plan.sequences.tolist()) == list(range(60))
     for plan in plans:
         own = features.lengths[plan.sequences]
         assert len(own) == 1 or own.max() * len(own) <= 64
-    alone = list(EvaluationPlan(features, 1).one_epoch())  # an item that is too long stands by itself
+    alone = list(EvaluationPlan(features, 1).one_epoch())  # an item that is too long has its own batch
     assert [len(plan.sequences) for plan in alone] == [1] * 60
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_packed_and_padded_hold_the_same(most: int) -> None:
+def test_packed_and_padded_batches_are_equal(most: int) -> None:
     features, items = some_features(12, most=most), [7, 0, 11, 3]
     packed, padded = read(features, "packed", items), read(features, "padded", items)
     sequences = [number for item in items for number in range(features.items[item], features.items[item + 1])]
@@ -137,7 +137,7 @@ def test_packed_and_padded_hold_the_same(most: int) -> None:
         assert batch.real_tokens == sum(lengths)
 
 
-def test_lengths_of_items_are_those_of_all_their_sequences() -> None:
+def test_item_lengths_sum_over_sequences() -> None:
     features = some_features(9, most=3)
     for item, length in enumerate(features.lengths):
         own = range(features.items[item], features.items[item + 1])
@@ -145,7 +145,7 @@ def test_lengths_of_items_are_those_of_all_their_sequences() -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_a_batch_moves_and_is_pinned_as_a_whole(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_moves_and_pins_all_tensors(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = read(some_features(6), layout, [1, 4])
     pinned: list[int] = []
 
@@ -155,17 +155,17 @@ def test_a_batch_moves_and_is_pinned_as_a_whole(layout: str, monkeypatch: pytest
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     batch.pin_memory()
-    lying = batch.layout.starts if layout == "packed" else batch.layout.is_token
-    tensors = [batch.tokens, batch.types, batch.item, lying, *batch.targets.values()]
+    layout_tensor = batch.layout.starts if layout == "packed" else batch.layout.is_token
+    tensors = [batch.tokens, batch.types, batch.item, layout_tensor, *batch.targets.values()]
     assert sorted(pinned) == sorted(id(tensor) for tensor in tensors)
     moved = batch.to("meta")
-    lying = moved.layout.starts if layout == "packed" else moved.layout.is_token
-    for tensor in (moved.tokens, moved.types, moved.item, lying, *moved.targets.values()):
+    layout_tensor = moved.layout.starts if layout == "packed" else moved.layout.is_token
+    for tensor in (moved.tokens, moved.types, moved.item, layout_tensor, *moved.targets.values()):
         assert tensor.device.type == "meta"
     assert moved.real_tokens == batch.real_tokens
 
 
-@pytest.mark.slow  # processes of its own; test_plan.py compares those of a corpus
+@pytest.mark.slow  # starts processes; test_plan.py tests workers of a corpus
 def test_worker_processes_give_the_same_batches() -> None:
     features = some_features(20)
     plan = plan_of(features)

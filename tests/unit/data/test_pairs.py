@@ -1,4 +1,4 @@
-"""Pairs of texts as batches: every pair once an epoch, alike in length, the same for the same seed."""
+"""Batches of text pairs: every pair once per epoch, of similar length, reproducible by seed."""
 
 from itertools import islice
 
@@ -31,7 +31,7 @@ def batches(pairs: Pairs, config: PairConfig, seed: int = 0, **settings: int) ->
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_every_pair_once_an_epoch_within_the_limit(layout: str) -> None:
+def test_epoch_contains_every_pair_once_within_the_limit(layout: str) -> None:
     pairs, config = some_pairs(), PairConfig(length=32, micro_tokens=200, layout=layout)
     made = batches(pairs, config)
     seen = torch.cat([batch.sample for batch in made])
@@ -39,13 +39,13 @@ def test_every_pair_once_an_epoch_within_the_limit(layout: str) -> None:
     for batch in made:
         assert max(batch.source.numel(), batch.target.numel()) <= 200
         assert batch.source_layout.batch == batch.target_layout.batch == len(batch.sample)
-    # micro-batches are as full as their pairs allow, all but the longest
+    # all micro-batches except the longest are as full as their pairs allow
     rows = sum(max(batch.source.numel(), batch.target.numel()) for batch in made)
     assert rows > (len(made) - 1) * (200 - 32)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_what_stands_in_a_batch(layout: str) -> None:
+def test_batch_contents(layout: str) -> None:
     pairs, config = some_pairs(), PairConfig(length=32, micro_tokens=200, layout=layout)
     real = 0
     for batch in batches(pairs, config):
@@ -64,7 +64,7 @@ def test_what_stands_in_a_batch(layout: str) -> None:
     assert real == sum(batch.real_tokens for batch in batches(pairs, config))
 
 
-def test_pairs_of_a_batch_are_alike_in_length() -> None:
+def test_batches_have_pairs_of_similar_length() -> None:
     pairs, config = some_pairs(2000), PairConfig(length=32, micro_tokens=400, layout="padded")
     source, target = pairs.lengths
     longer = np.maximum(source, target)
@@ -72,7 +72,7 @@ def test_pairs_of_a_batch_are_alike_in_length() -> None:
     assert np.mean(spreads) < 1.5
 
 
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+def test_order_depends_on_seed_and_epoch() -> None:
     pairs, config = some_pairs(), PairConfig(length=32, micro_tokens=200)
 
     def order(seed: int, skip: int = 0, every: int = 1, cursor: Cursor | None = None, count: int = 60) -> list:
@@ -89,8 +89,8 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert [ranks[position % 3][position // 3] for position in range(60)] == whole
 
 
-@pytest.mark.slow  # processes of its own; test_plan.py compares those of a corpus
-def test_workers_change_nothing() -> None:
+@pytest.mark.slow  # starts processes; test_plan.py tests workers of a corpus
+def test_workers_do_not_change_the_batches() -> None:
     pairs, config = some_pairs(60), PairConfig(length=32, micro_tokens=200)
     plans = list(PairPlan(pairs, config, 0).one_epoch())
     reader = PairReader(pairs, config, SPECIAL)
@@ -99,13 +99,13 @@ def test_workers_change_nothing() -> None:
     assert all(a.batch.source.equal(b.batch.source) for a, b in zip(here, there, strict=True))
 
 
-def test_long_pairs_are_dropped_or_cut_and_counted() -> None:
+def test_long_pairs_are_dropped_or_truncated() -> None:
     texts = ["a b c", "a b c d e f g h", "b"]
     tokenizer = learn_tokenizer(texts, "wordpiece", 40, progress=False)
-    dropped = Pairs.tokenised(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16))
+    dropped = Pairs.tokenise(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16))
     assert (len(dropped), dropped.dropped, dropped.cut) == (2, 1, 0)
-    cut = Pairs.tokenised(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16, too_long="cut"))
+    cut = Pairs.tokenise(texts, texts[::-1], tokenizer, PairConfig(length=8, micro_tokens=16, too_long="cut"))
     assert (len(cut), cut.dropped, cut.cut) == (3, 0, 1)
     assert max(cut.lengths[0]) == 8
     with pytest.raises(InputError, match=r"no pair has at most sequences.length = 4 tokens"):
-        Pairs.tokenised([texts[1]], [texts[1]], tokenizer, PairConfig(length=4, micro_tokens=16))
+        Pairs.tokenise([texts[1]], [texts[1]], tokenizer, PairConfig(length=4, micro_tokens=16))

@@ -1,4 +1,4 @@
-"""The order of the data: complete, repeatable, the same for any number of processes and workers."""
+"""The order of the data: complete, reproducible, the same for any number of processes and workers."""
 
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from bertsmith.errors import InputError
 
 
 @pytest.mark.parametrize("length", [16, 37, 128])
-def test_pieces_cover_each_document_once(length: int) -> None:
+def test_chunks_cover_each_document_once(length: int) -> None:
     documents = some_documents(50, seed=1)
     for epoch in range(3):
         cut = chunks(documents, np.arange(50), length, seed=3, epoch=epoch)
@@ -26,11 +26,11 @@ def test_pieces_cover_each_document_once(length: int) -> None:
             mine = cut.document == document
             covered = np.concatenate([np.arange(a, b) for a, b in zip(cut.start[mine], cut.stop[mine], strict=True)])
             assert len(covered) == len(set(covered.tolist()))
-            # what is missing is at most a piece too short at each end
+            # at most a short chunk is missing at each end
             assert documents.lengths[document] - len(covered) < 2 * SHORTEST
 
 
-def test_pieces_begin_elsewhere_in_another_epoch() -> None:
+def test_chunk_offsets_change_with_the_epoch() -> None:
     documents = some_documents(20, seed=2)
     first, second = (chunks(documents, np.arange(20), 64, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first.start.tolist() != second.start.tolist()
@@ -46,12 +46,12 @@ def test_sentence_pairs_follow_the_rules() -> None:
     document, start, stop = (array.reshape(-1, 2) for array in (pairs.document, pairs.start, pairs.stop))
     assert (document[is_next, 0] == document[is_next, 1]).all()
     assert (document[~is_next, 0] != document[~is_next, 1]).all()
-    # both parts of a true pair touch unless one was shortened there
+    # segments of a true pair are adjacent unless one was truncated there
     assert (start[is_next, 1] >= stop[is_next, 0]).all()
     assert 0.3 < is_next.mean() < 0.55
 
 
-def test_short_pairs_have_the_share_asked_for() -> None:
+def test_short_pairs_have_the_given_share() -> None:
     documents = Documents([[10] * 60 for _ in range(400)])
     full = sentence_pairs(documents, np.arange(400), 128, seed=1, epoch=0, short_share=0.0)
     mixed = sentence_pairs(documents, np.arange(400), 128, seed=1, epoch=0, short_share=1.0)
@@ -69,20 +69,20 @@ def test_packing_is_tight_and_complete(capacity: int) -> None:
     assert lengths.sum() / (len(bins) * capacity) > (0.93 if capacity == 128 else 0.985)
 
 
-def test_packing_holds_the_number_of_sequences() -> None:
+def test_packing_respects_the_maximum_number_of_sequences() -> None:
     bins = pack(np.full(100, 3), 1000, most=7)
     assert max(len(members) for members in bins) == 7
 
 
-def test_packing_refuses_what_cannot_fit() -> None:
+def test_packing_raises_for_sequences_that_do_not_fit() -> None:
     with pytest.raises(InputError, match="does not fit a micro-batch of 64"):
         pack(np.array([65]), 64, most=10)
 
 
-def test_a_corpus_without_any_pair_is_refused() -> None:
+def test_corpus_without_pairs_raises() -> None:
     one_sentence = Documents([[5]])
     plan = Plan(one_sentence, SequenceConfig(length=32, micro_tokens=64, cut="sentence_pairs"), seed=0)
-    with pytest.raises(InputError, match=r"held_out part: it is too small, .* sequences.cut = 'sentence_pairs'"):
+    with pytest.raises(InputError, match=r"held_out split: it is too small .* sequences.cut = 'sentence_pairs'"):
         plan.check("held_out")
     assert len(next(Plan(one_sentence, SequenceConfig(), seed=0).from_cursor(Cursor())).sequences.sample) == 1
 
@@ -104,7 +104,7 @@ def reader_of(folder: Path, config: SequenceConfig, slots: int | None = None) ->
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_processes_together_read_what_one_reads(corpus_folder: Path, config: SequenceConfig) -> None:
+def test_processes_together_read_the_whole_stream(corpus_folder: Path, config: SequenceConfig) -> None:
     plan, reader = reader_of(corpus_folder, config)
     whole = [reader[item] for item in islice(plan.from_cursor(Cursor()), 60)]
     # each process has a plan of its own
@@ -118,7 +118,7 @@ def test_processes_together_read_what_one_reads(corpus_folder: Path, config: Seq
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_cursor_is_a_bookmark(corpus_folder: Path, config: SequenceConfig) -> None:
+def test_stream_resumes_from_a_cursor(corpus_folder: Path, config: SequenceConfig) -> None:
     plan, _ = reader_of(corpus_folder, config)
     whole = list(islice(plan.from_cursor(Cursor()), 400))
     assert whole[-1].cursor.epoch > 0
@@ -129,14 +129,14 @@ def test_a_cursor_is_a_bookmark(corpus_folder: Path, config: SequenceConfig) -> 
         assert again.sequences.sample.tolist() == whole[position + 1].sequences.sample.tolist()
 
 
-def test_an_epoch_has_every_document(corpus_folder: Path) -> None:
+def test_epoch_contains_every_document(corpus_folder: Path) -> None:
     plan, _ = reader_of(corpus_folder, CONFIGS[0])
     seen = {document for batch in plan.one_epoch() for document in batch.sequences.document.tolist()}
     assert seen == set(range(TokenCorpus(corpus_folder).documents))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_batches_hold_the_text_between_special_tokens(corpus_folder: Path, config: SequenceConfig) -> None:
+def test_batches_have_the_text_between_special_tokens(corpus_folder: Path, config: SequenceConfig) -> None:
     plan, reader = reader_of(corpus_folder, config)
     corpus = TokenCorpus(corpus_folder)
     for item in islice(plan.one_epoch(), 12):
@@ -161,7 +161,7 @@ def test_batches_hold_the_text_between_special_tokens(corpus_folder: Path, confi
             assert not batch.types[~batch.is_real].any()
 
 
-def test_fixed_shapes(corpus_folder: Path) -> None:
+def test_batches_have_fixed_shapes(corpus_folder: Path) -> None:
     plan, _ = reader_of(corpus_folder, CONFIGS[0])
     _, reader = reader_of(corpus_folder, CONFIGS[0], plan.slots)
     shapes = {tuple(reader[item].batch.layout.starts.shape) for item in islice(plan.from_cursor(Cursor()), 40)}

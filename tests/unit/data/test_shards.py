@@ -1,4 +1,4 @@
-"""A built corpus reads back exactly what the tokenizer gives, document by document and sentence by sentence."""
+"""A built corpus contains exactly the tokenizer's output, by document and sentence."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def built(tmp_path_factory):
     return out, tokenizer, manifest
 
 
-def test_every_document_reads_back(built):
+def test_documents_round_trip(built):
     out, tokenizer, manifest = built
     assert len(manifest.shards["train"]) > 2
     found = {}
@@ -65,66 +65,66 @@ def test_every_document_reads_back(built):
             found[chunks] = split
             sentences += len(chunks)
         assert sentences == manifest.splits[split].sentences
-    wanted = [tuple(map(tuple, tokenizer.encode_plain(split_sentences(text)))) for text in DOCUMENTS]
-    assert set(found) == set(wanted)
-    assert found[wanted[0]] == "train"
-    assert found[wanted[1]] == "held_out"
+    expected = [tuple(map(tuple, tokenizer.encode_plain(split_sentences(text)))) for text in DOCUMENTS]
+    assert set(found) == set(expected)
+    assert found[expected[0]] == "train"
+    assert found[expected[1]] == "held_out"
     assert 5 <= sum(split == "held_out" for split in found.values()) <= 25
 
 
-def test_counts_of_text_add_up(built):
+def test_text_counts_add_up(built):
     _, _, manifest = built
     total = sum(counts.text_bytes for counts in manifest.splits.values())
     assert total == sum(len(text.encode()) for text in DOCUMENTS)
 
 
-def test_pickle_is_small_and_opens_again(built):
+def test_pickled_corpus_is_small_and_reopens(built):
     corpus = TokenCorpus(built[0])
-    wanted = corpus.read(3, 0, 5).tolist()
+    expected = corpus.read(3, 0, 5).tolist()
     packed = pickle.dumps(corpus)
     assert len(packed) < 1000
-    assert pickle.loads(packed).read(3, 0, 5).tolist() == wanted
+    assert pickle.loads(packed).read(3, 0, 5).tolist() == expected
 
 
-def test_few_open_files_are_enough(built, monkeypatch):
-    wanted = TokenCorpus(built[0])
-    monkeypatch.setattr(shards, "_SHARDS_OPEN", 2)
+def test_open_shards_are_limited(built, monkeypatch):
+    expected = TokenCorpus(built[0])
+    monkeypatch.setattr(shards, "_MAX_OPEN_SHARDS", 2)
     corpus = TokenCorpus(built[0])
     for document in (*range(len(corpus)), 0, len(corpus) - 1):
-        assert corpus.read(document, 0, 4).tolist() == wanted.read(document, 0, 4).tolist()
+        assert corpus.read(document, 0, 4).tolist() == expected.read(document, 0, 4).tolist()
         assert len(corpus._opened) <= 2
 
 
-def test_document_outside_is_an_index_error(built):
+def test_document_out_of_range_raises_index_error(built):
     corpus = TokenCorpus(built[0])
     for document in (-1, len(corpus)):
         with pytest.raises(IndexError):
             corpus.read(document, 0, 1)
 
 
-def test_width_of_tokens():
+def test_token_dtype():
     assert token_dtype(65536) == "uint16"
     assert token_dtype(65537) == "uint32"
 
 
-def test_at_least_one_document_on_each_side(built, tmp_path):
+def test_each_split_has_at_least_one_document(built, tmp_path):
     _, tokenizer, _ = built
-    for count, held_out, wanted in ((2, 0.001, (1, 1)), (2, 0.999, (1, 1)), (1, 0.5, (1, 0)), (3, 0.0, (3, 0))):
+    for count, held_out, expected in ((2, 0.001, (1, 1)), (2, 0.999, (1, 1)), (1, 0.5, (1, 0)), (3, 0.0, (3, 0))):
         file = tmp_path / f"{count}-{held_out}.txt"
         file.write_text("\n\n".join(DOCUMENTS[:count]))
         manifest = build_corpus([file], tokenizer, tmp_path / f"{file.stem}-out", held_out=held_out, workers=1)
-        assert (manifest.splits["train"].documents, manifest.splits["held_out"].documents) == wanted
+        assert (manifest.splits["train"].documents, manifest.splits["held_out"].documents) == expected
     with pytest.raises(InputError, match=r"has no held_out documents \(held_out was 0.0\)"):
         TokenCorpus(tmp_path / "3-0.0-out", "held_out")
 
 
-def test_unusable_folders_are_named(built, tmp_path):
+def test_unusable_folders_raise(built, tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         TokenCorpus(tmp_path / "none")
-    with pytest.raises(InputError, match="holds no corpus"):
+    with pytest.raises(InputError, match="contains no corpus"):
         TokenCorpus(tmp_path)
     (tmp_path / "journal.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="is half-built"):
+    with pytest.raises(InputError, match="is unfinished"):
         TokenCorpus(tmp_path)
     manifest = read_manifest(built[0]).plain()
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
@@ -133,5 +133,5 @@ def test_unusable_folders_are_named(built, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"dtype": "float"}))
     with pytest.raises(InputError, match=r"manifest\.json.*dtype is 'float'"):
         TokenCorpus(tmp_path)
-    with pytest.raises(InputError, match="part is 'dev'; allowed: train, held_out"):
+    with pytest.raises(InputError, match="split is 'dev'; allowed: train, held_out"):
         TokenCorpus(built[0], "dev")

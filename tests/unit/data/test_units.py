@@ -1,4 +1,4 @@
-"""ELECTRA's and DeBERTa's ways to choose, against their rules written out for one sequence after the other."""
+"""ELECTRA's and DeBERTa's selection of masked tokens, against plain loops over sequences."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ UNBOUND = ("windows", "with_replacement")
 
 
 def draw(sample: int, purpose: int, counter: int) -> int:
-    """The 62 random bits of a sample's stream: 0 for the choice, 3 for the length of n-grams."""
+    """Return 62 random bits of a sample's stream: 0 for the selection, 3 for n-gram lengths."""
     return int(bits(bits(SEED * 4 + purpose, torch.tensor(sample)), torch.tensor(counter)))
 
 
 def units_of(tokens: torch.Tensor, takes_words: bool) -> list[list[int]]:
-    """Tokens or words of one sequence as lists of places, special tokens left out."""
+    """Return the tokens or words of one sequence as lists of positions, without special tokens."""
     table, units = vocabulary(), []
     for position, token in enumerate(tokens.tolist()):
         if table.is_special[token]:
@@ -32,7 +32,7 @@ def units_of(tokens: torch.Tensor, takes_words: bool) -> list[list[int]]:
 
 
 def walk(sample: int, units: int, max_length: int, spread: int) -> list[tuple[int, int]]:
-    """The spans of units DeBERTa's generator marks."""
+    """Return the spans of units that DeBERTa's masking marks."""
     weights = [1 / n for n in range(1, max_length + 1)]
     spans, offset = [], 0
     while offset < units:
@@ -47,7 +47,7 @@ def walk(sample: int, units: int, max_length: int, spread: int) -> list[tuple[in
 
 
 def windows_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> set[int]:
-    """The places DeBERTa's generator masks."""
+    """Return the positions that DeBERTa's masking selects."""
     units = units_of(tokens, masking.unit != "token")
     max_length = masking.max_ngram if masking.unit == "ngram" else 1
     budget = max(1, round(masking.rate * len(tokens)))
@@ -63,7 +63,7 @@ def windows_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> s
 
 
 def replacement_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> set[int]:
-    """The places ELECTRA draws."""
+    """Return the positions that ELECTRA's masking selects."""
     units = units_of(tokens, False)
     count = max(1, min(masking.max_predictions or len(tokens), round(masking.rate * len(tokens))))
     return {units[draw(sample, 0, number) % len(units)][0] for number in range(count)}
@@ -81,9 +81,9 @@ def replacement_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) 
     ],
     ids=lambda masking: f"{masking.draw}-{masking.unit}-{masking.rate}",
 )
-def test_choice_equals_the_rule_written_out(masking: MaskingConfig) -> None:
+def test_selection_equals_a_plain_loop(masking: MaskingConfig) -> None:
     items = [*sequences(30, 150, seed=8), torch.tensor([START, END]), *sequences(10, 5, seed=9)]
-    # a separator in the middle, and a word of many pieces where the budget ends
+    # a separator in the middle, and a word of many tokens where the budget ends
     items += [torch.cat([items[0], items[1][1:]]), torch.tensor([START, *([10] * 9), *([50] * 40), END])]
     samples = [7 * index + 3 for index in range(len(items))]
     rule = replacement_rule if masking.draw == "with_replacement" else windows_rule
@@ -96,17 +96,17 @@ def test_choice_equals_the_rule_written_out(masking: MaskingConfig) -> None:
 
 
 def plain(count: int, length: int) -> TokenBatch:
-    """Sequences of words of one token."""
+    """Return sequences of single-token words."""
     return packed([torch.tensor([START, *([10] * (length - 2)), END]) for _ in range(count)], list(range(count)))
 
 
-def test_windows_mask_the_share_less_at_the_end_and_ngrams_by_the_law() -> None:
+def test_windows_mask_the_end_less_and_ngrams_by_1_over_n() -> None:
     batch = plain(400, 512)
     is_chosen = chosen(corrupt(batch, SEED, MaskingConfig(draw="windows", unit="ngram"), vocabulary())).view(400, 512)
     assert is_chosen.sum(1).max() == 77  # the last n-gram ends where the budget does
     assert 0.149 < float(is_chosen.float().mean()) < 0.151
     by_place = is_chosen.float().mean(0)
-    # a sixth up to where the budget of 15 % is used up, which is at 0.9 of the words
+    # one in six until the budget of 15 % is used up, at 90 % of the words
     assert abs(float(by_place[20:400].mean()) - 1 / 6) < 0.005
     assert float(by_place[490:].mean()) < 0.05
     spans = [stop - begin for sample in range(100) for begin, stop in walk(sample, 500, 3, 6)]
@@ -114,7 +114,7 @@ def test_windows_mask_the_share_less_at_the_end_and_ngrams_by_the_law() -> None:
     assert torch.allclose(shares, torch.tensor([6 / 11, 3 / 11, 2 / 11]).double(), atol=0.03)
 
 
-def test_draws_with_replacement_collapse() -> None:
+def test_duplicate_draws_count_once() -> None:
     batch = plain(500, 128)
     is_chosen = chosen(corrupt(batch, SEED, MaskingConfig(draw="with_replacement"), vocabulary())).view(500, 128)
     assert is_chosen.sum(1).max() <= 19
@@ -131,8 +131,8 @@ def test_draws_with_replacement_collapse() -> None:
     [{"draw": "exact", "unit": "ngram"}, {"draw": "windows", "unit": "ngram"}, *({"draw": d} for d in UNBOUND)],
     ids=str,
 )
-def test_the_limit_bounds_every_rule(rule: dict[str, object], rate: float, most: int | None) -> None:
-    """Nothing is replaced that is not a target, even where each sequence is short and each word long."""
+def test_target_limit_bounds_every_rule(rule: dict[str, object], rate: float, most: int | None) -> None:
+    """Only targets are replaced, even with short sequences and long words."""
     masking = MaskingConfig(**rule, rate=rate, max_predictions=most, mask=1.0, random=0.0)
     items = [torch.tensor([START, *([10, 50, 51, 52, 53, 54] * (1 + index % 3)), END]) for index in range(64)]
     batch = packed(items, list(range(64)))
@@ -140,7 +140,7 @@ def test_the_limit_bounds_every_rule(rule: dict[str, object], rate: float, most:
     assert len(result.positions) == target_limit(batch.layout, len(batch.tokens), masking)
     changed = result.tokens != batch.tokens
     assert torch.equal(changed, chosen(result))
-    # a word that exceeds an exact count is passed over
+    # a word that exceeds an exact count is skipped
     assert changed.any() or masking.draw == "exact"
     per_sequence = torch.bincount(batch.layout.sequence_index(batch.tokens)[changed], minlength=64)
     counts = target_counts(batch.layout.lengths(), rate, most)
@@ -148,7 +148,7 @@ def test_the_limit_bounds_every_rule(rule: dict[str, object], rate: float, most:
     assert (per_sequence <= counts + (counts // SURPLUS if has_surplus else 0)).all()
 
 
-def test_the_choice_is_one_graph() -> None:
+def test_masking_compiles_as_one_graph() -> None:
     """No branch and no shape depends on a draw."""
     compiled = torch.compile(corrupt, backend="eager", fullgraph=True)
     batch, table = packed(sequences(8, 40, seed=5), list(range(8))), vocabulary()

@@ -205,7 +205,7 @@ def test_incompatible_flags_raise(trained: Path, tmp_path: Path) -> None:
         bertsmith.export(bertsmith.load(trained), out, to="onx")
     from bertsmith.runs.exchange import export_model
 
-    with pytest.raises(InputError, match="--precision is 'int8_static' and no --data is given"):
+    with pytest.raises(InputError, match="--precision int8_static needs --data"):
         export_model(trained, out=out, to="onnx", precision="int8_static")
     with pytest.raises(InputError, match="--data is 'x', but --to hf uses no data"):
         export_model(trained, out=out, data="x")

@@ -95,7 +95,7 @@ def test_tokenizer_gives_the_inputs_of_the_model(base: Model, tmp_path: Path) ->
 def test_sentence_transformers_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
     model = with_task_head(base, head, seed=0).eval()
     said = bertsmith.export(model, tmp_path / "hf")
-    assert ("sentence-transformers makes the vectors" in said) == (model.config.family == "bert")
+    assert ("sentence-transformers computes the embeddings" in said) == (model.config.family == "bert")
     sentences = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path / "hf"), device="cpu")
     vectors = torch.from_numpy(sentences.encode(TEXTS))
     torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)
@@ -107,7 +107,7 @@ def test_sentence_transformers_vectors(base: Model, head: EmbedderConfig, tmp_pa
 @pytest.mark.parametrize(
     ("head", "why"),
     [
-        (EmbedderConfig(pooling="pooler"), "sentence-transformers has no pooling by a model's pooler"),
+        (EmbedderConfig(pooling="pooler"), "sentence-transformers cannot use a model's pooler"),
         (EmbedderConfig(projection=6), "the embedder has a projection"),
     ],
 )

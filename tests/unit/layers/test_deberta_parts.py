@@ -83,7 +83,7 @@ def test_invalid_deberta_settings_raise() -> None:
         RelativeConfig.parse({"span": 8, "max_distance": 5})
     encoder = bertsmith.preset("deberta-v3-xsmall").encoder.plain()
     del encoder["relative"]
-    with pytest.raises(InputError, match="mixer reads relative positions; give relative"):
+    with pytest.raises(InputError, match="mixer reads relative positions; set relative"):
         EncoderConfig.parse(encoder)
     with pytest.raises(InputError, match="kernel_size is 4; allowed: odd numbers"):
         BranchConfig.parse({"kernel_size": 4})
@@ -97,7 +97,7 @@ def test_replaced_tokens_head_adds_the_first_token() -> None:
     expected = (gelu(z @ head.transform.weight.T + head.transform.bias) @ head.score.weight.T + head.score.bias)[..., 0]
     torch.testing.assert_close(head(hidden, padded), expected)
     torch.testing.assert_close(head(hidden[padded.is_token], packed), expected[padded.is_token])
-    with pytest.raises(InputError, match="give it the layout"):
+    with pytest.raises(InputError, match="pass it the layout"):
         head(hidden)
 
 

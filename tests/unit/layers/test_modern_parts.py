@@ -154,13 +154,13 @@ def test_invalid_settings_raise(changes: dict, message: str) -> None:
 def test_mask_decoder_is_rejected() -> None:
     data = preset("modern-small").plain()
     data["heads"].append({"kind": "mask_decoder"})
-    with pytest.raises(InputError, match="a mask_decoder needs an encoder whose last mixer can look at other states"):
+    with pytest.raises(InputError, match="a mask_decoder needs an encoder whose last mixer supports cross attention"):
         ModelConfig.parse(data)
 
 
 def test_linear_attention_has_neither_rotary_nor_window() -> None:
     model = bertsmith.build(preset("modern-small", **TINY), seed=0)
-    with pytest.raises(InputError, match=r"convert to 'favor': rotary is 160000\.0, which favor has not"):
+    with pytest.raises(InputError, match=r"convert to 'favor': rotary is 160000\.0, which favor does not support"):
         bertsmith.convert(model, "favor")
 
 

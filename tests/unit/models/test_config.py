@@ -1,4 +1,4 @@
-"""Configs that cannot mean anything are refused in one sentence that names the place."""
+"""Invalid configs raise an error that names the field."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def changed(path: str, value: Any, name: str = "bert-tiny") -> dict[str, Any]:
         (
             "encoder.layers.1.cross",
             {"kind": "full", "heads": 2},
-            r"layers\.1\.cross is given; allowed: in the layers of",
+            r"layers\.1\.cross is given; allowed in the layers of",
         ),
         ("encoder.layers.1.mixer.heads", 5, r"layers\.1\.mixer: width 32 is not a multiple of heads 5"),
         ("encoder.layers.0.feedforward.groups", 3, r"layers\.0\.feedforward: width 32 is not a multiple of groups 3"),
@@ -36,7 +36,7 @@ def changed(path: str, value: Any, name: str = "bert-tiny") -> dict[str, Any]:
         ("encoder.embedding.rank", 200, "embedding.rank is 200; allowed: up to 32"),
     ],
 )
-def test_the_place_is_named(path: str, value: Any, sentence: str) -> None:
+def test_errors_name_the_field(path: str, value: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         ModelConfig.parse(changed(path, value))
 
@@ -51,12 +51,12 @@ def test_the_place_is_named(path: str, value: Any, sentence: str) -> None:
         ("albert-base", {"layers": 0}, "layers is 0: input should be greater than 0"),
     ],
 )
-def test_presets_check_their_numbers(name: str, overrides: dict[str, int], sentence: str) -> None:
+def test_presets_validate_overrides(name: str, overrides: dict[str, int], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         bertsmith.preset(name, **overrides)
 
 
-def test_pretraining_takes_encoders_only() -> None:
+def test_pretraining_rejects_decoders() -> None:
     from bertsmith.training.pretraining import PretrainSettings
 
     settings = PretrainSettings.parse({"model": {"preset": "transformer-tiny"}})

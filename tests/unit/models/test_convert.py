@@ -1,4 +1,4 @@
-"""Full attention to FAVOR+ and back: the same weights, and outputs that meet as the features grow."""
+"""Conversion between full attention and FAVOR+: same weights, and outputs that converge with more features."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def tiny(name: str, **changes: object) -> Model:
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "electra-small"])
-def test_there_and_back_is_the_same_model(name: str) -> None:
+def test_round_trip_preserves_the_model(name: str) -> None:
     model = tiny(name)
     other = bertsmith.convert(model, "favor", features=24, feature_map="hyperbolic")
     mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
@@ -36,7 +36,7 @@ def test_there_and_back_is_the_same_model(name: str) -> None:
     assert torch.equal(back(ids), model(ids))
 
 
-def test_families_follow() -> None:
+def test_family_changes_with_the_attention() -> None:
     model = tiny("bert-tiny")
     assert bertsmith.convert(model, "favor").config.family == "performer"
     assert bertsmith.convert(tiny("performer-small"), "full").config.family == "bert"
@@ -51,7 +51,7 @@ def hybrid(*kinds: str) -> Model:
     return bertsmith.build(ModelConfig.parse(config), seed=0).eval()
 
 
-def test_every_layer_of_a_hybrid_is_converted_and_checked() -> None:
+def test_hybrid_layers_are_converted_and_checked() -> None:
     model = hybrid("dynamic_conv", "full", "favor")
     with pytest.raises(InputError, match="features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
@@ -64,14 +64,14 @@ def test_every_layer_of_a_hybrid_is_converted_and_checked() -> None:
     assert (other.config.family, back.config.family) == ("performer", "bert")
 
 
-def test_the_seed_draws_the_matrices() -> None:
+def test_random_matrices_depend_on_the_seed() -> None:
     model = tiny("bert-tiny")
     first, second, other = (bertsmith.convert(model, "favor", features=8, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.encoder.blocks[2].mixer.projection, second.encoder.blocks[2].mixer.projection)
     assert not torch.equal(first.encoder.blocks[2].mixer.projection, other.encoder.blocks[2].mixer.projection)
 
 
-def test_the_performer_approaches_the_full_model() -> None:
+def test_more_features_approximate_full_attention_better() -> None:
     model = tiny("bert-tiny", init_std=0.1)  # small weights, so small queries and keys
     ids, mask = torch.randint(0, 50, (4, 16)), padded_layout([16, 9, 3, 16]).is_token
     exact = model(ids, mask)[mask]
@@ -86,7 +86,7 @@ def test_the_performer_approaches_the_full_model() -> None:
     assert errors[2] < 0.01
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_unsupported_conversions_raise() -> None:
     model = tiny("bert-tiny")
     with pytest.raises(InputError, match="to is 'favour'; did you mean 'favor'"):
         bertsmith.convert(model, "favour")
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_said() -> None:
         bertsmith.convert(model, "favor", feature=3)
     with pytest.raises(InputError, match="convert to 'favor': features is -1"):
         bertsmith.convert(model, "favor", features=-1)
-    with pytest.raises(InputError, match="this model has no attention of the other kind"):
+    with pytest.raises(InputError, match="this model has no attention to convert"):
         bertsmith.convert(model, "full")
     with pytest.raises(InputError, match="features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_said() -> None:
     assert plain.encoder.blocks[0].mixer.projection.shape == (6, 6)
 
 
-def test_a_translator_becomes_a_performer_with_a_state_of_fixed_size() -> None:
+def test_converted_seq2seq_decodes_with_a_fixed_size_state() -> None:
     model = tiny("transformer-tiny")
     other = bertsmith.convert(model, "favor", features=12)
     assert {block.cross.projection.shape for block in other.decoder.blocks} == {(12, 6)}

@@ -1,4 +1,4 @@
-"""Operations, weights and memory of training, counted by hand for a network small enough for that."""
+"""Operations, parameters and memory of training, against counts by hand for a small network."""
 
 import pytest
 
@@ -15,7 +15,7 @@ LAYER = 2 * (4 * 64 + 2 * LENGTH * 8 + 2 * 8 * 32)
 
 
 def electra(sharing: str) -> ModelConfig:
-    """Width 8 on an embedding of 6, two layers; the generator is 4 wide with one of them."""
+    """Return an encoder of width 8 with two layers on an embedding of 6, with a generator of width 4 and one layer."""
     size = {"width": 8, "layers": 2, "heads": 2, "embedding_width": 6, "max_length": 16}
     generator = GeneratorSource(width=0.5, depth=0.5, sharing=sharing)
     choice = ModelSource(preset="electra-small", overrides=size)
@@ -23,13 +23,13 @@ def electra(sharing: str) -> ModelConfig:
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
-def test_both_networks_and_their_heads_are_counted(sharing: str) -> None:
+def test_flops_include_generator_and_heads(sharing: str) -> None:
     encoder = 2 * 6 * 8 + 2 * LAYER + 2 * (8 * 8 + 8)
     generator = 2 * 6 * 4 + 2 * (4 * 16 + 2 * LENGTH * 4 + 2 * 4 * 16) + SHARE * 2 * (4 * 6 + 6 * VOCABULARY)
     assert training_flops(electra(sharing), LENGTH, SHARE) == pytest.approx(3 * (encoder + generator))
 
 
-def test_weights_of_what_is_used_and_of_the_generator() -> None:
+def test_parameters_by_part() -> None:
     tables, norm = (VOCABULARY + 16 + 2) * 6, 2 * 6
     layers = {width: 4 * width * (width + 1) + 8 * width * width + 5 * width + 4 * width for width in (4, 8)}
     encoder = tables + norm + 7 * 8 + 2 * layers[8] + (8 + 1) * 8 + 8 + 1
@@ -41,20 +41,20 @@ def test_weights_of_what_is_used_and_of_the_generator() -> None:
     assert parameters_by_part(preset("bert-tiny")) == {"parameters": parameters(preset("bert-tiny"))}
 
 
-def test_a_mask_decoder_asks_the_last_layer_at_the_targets() -> None:
+def test_mask_decoder_flops_count_targets_only() -> None:
     size = {"width": 8, "layers": 2, "heads": 2, "max_length": 16, "vocabulary": VOCABULARY}
     plain = preset("bert-tiny", **size).changed(heads=(MaskedTokensConfig(),))
     decoding = plain.changed(heads=(MaskDecoderConfig(max_length=16, steps=3), MaskedTokensConfig()))
     head = SHARE * 2 * (8 * 8 + 8 * VOCABULARY)
     assert training_flops(plain, LENGTH, SHARE) == pytest.approx(3 * (2 * LAYER + head))
     keys_and_values = 2 * 2 * 8 * 8
-    asked = 3 * (SHARE * (LAYER - keys_and_values) + keys_and_values)
-    assert training_flops(decoding, LENGTH, SHARE) == pytest.approx(3 * (LAYER + asked + head))
+    decoder = 3 * (SHARE * (LAYER - keys_and_values) + keys_and_values)
+    assert training_flops(decoding, LENGTH, SHARE) == pytest.approx(3 * (LAYER + decoder + head))
     pooling = decoding.changed(heads=(*decoding.heads, PoolerConfig()))
-    assert training_flops(pooling, LENGTH, SHARE) == pytest.approx(3 * (2 * LAYER + asked + head))
+    assert training_flops(pooling, LENGTH, SHARE) == pytest.approx(3 * (2 * LAYER + decoder + head))
 
 
-def test_an_encoder_is_counted_with_the_heads_it_has() -> None:
+def test_flops_depend_on_the_heads() -> None:
     size = {"width": 8, "layers": 2, "heads": 2, "max_length": 16, "vocabulary": VOCABULARY}
     config = preset("bert-tiny", **size)
     assert training_flops(config.changed(heads=()), LENGTH, 1.0) == 3 * 2 * LAYER
@@ -63,7 +63,7 @@ def test_an_encoder_is_counted_with_the_heads_it_has() -> None:
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_memory_of_both(half: bool) -> None:
+def test_memory_includes_the_generator(half: bool) -> None:
     config, size = electra("full"), 2 if half else 4
     saved = 1000 * 16 * (2 * 8 + 1 * 4) * size
     scores = 200 * VOCABULARY * (3 * size + 2 * 4)

@@ -1,4 +1,4 @@
-"""Early exit: what is sure by which rule, items of several sequences, batches that shrink, what is refused."""
+"""Early exit: rules, items of several sequences, shrinking batches, invalid settings."""
 
 import math
 from pathlib import Path
@@ -41,36 +41,36 @@ def _batch(empty: int = 0) -> tuple[Tensor, SequenceLayout]:
 
 def _sure(config: ExitsConfig, rule: ExitRule, *outputs: Tensor, sizes: Tensor = ONES) -> list[list[bool]]:
     certainty = Certainty(config, rule)
-    return [certainty.are_sure(said, sizes).tolist() for said in outputs]
+    return [certainty.are_sure(message, sizes).tolist() for message in outputs]
 
 
 def test_probability_and_entropy_of_classes() -> None:
-    scores = torch.tensor([[math.log(4), 0.0], [0.0, math.log(1.5)]])  # shares 0.8 and 0.6
+    scores = torch.tensor([[math.log(4), 0.0], [0.0, math.log(1.5)]])  # probabilities 0.8 and 0.6
     assert _sure(_exits(), ExitRule(measure="probability", threshold=0.7), scores) == [[True, False]]
     entropy = -(0.8 * math.log2(0.8) + 0.2 * math.log2(0.2))
     assert _sure(_exits(), ExitRule(measure="entropy", threshold=entropy + 1e-6), scores) == [[True, False]]
     assert _sure(_exits(), ExitRule(measure="entropy", threshold=entropy - 1e-6), scores) == [[False, False]]
 
 
-def test_labels_wait_for_the_least_sure_of_them() -> None:
+def test_labels_exit_by_the_least_certain_label() -> None:
     scores = torch.tensor([[5.0, -5.0], [5.0, 0.1]])
     assert _sure(_exits("labels"), ExitRule(measure="probability", threshold=0.9), scores) == [[True, False]]
     assert _sure(_exits("labels"), ExitRule(measure="entropy", threshold=0.5), scores) == [[True, False]]
     rule = ExitRule(measure="patience", threshold=1)
     other = torch.tensor([[4.0, -1.0], [5.0, 0.5]])
     assert _sure(_exits("labels"), rule, scores, other) == [[False, False], [True, True]]
-    # with another share to say yes from, 0.1 is a no and 0.5 a yes
+    # with another threshold for labels, 0.1 is negative and 0.5 positive
     assert _sure(_exits("labels", yes_from=0.6), rule, scores, other) == [[False, False], [True, False]]
 
 
-def test_choices_are_sure_of_the_item() -> None:
+def test_choices_exit_by_the_certainty_of_the_item() -> None:
     scores, sizes = torch.tensor([[3.0], [0.0], [0.0], [1.0], [1.0], [0.5]]), torch.tensor([3, 1, 2])
     config = _exits("choices", outputs=1)
     assert _sure(config, ExitRule(measure="probability", threshold=0.8), scores, sizes=sizes) == [[True, True, False]]
     assert _sure(config, ExitRule(measure="entropy", threshold=0.5), scores, sizes=sizes) == [[True, True, False]]
 
 
-def test_patience_counts_agreements_in_a_row() -> None:
+def test_patience_counts_consecutive_agreements() -> None:
     left, right = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     rule = ExitRule(measure="patience", threshold=2)
     assert _sure(_exits(), rule, left, right, left, left)[1:] == [[False, False], [True, False], [True, False]]
@@ -79,7 +79,7 @@ def test_patience_counts_agreements_in_a_row() -> None:
     assert _sure(_exits("value", outputs=1), near, *values) == [[False, False], [True, False]]
 
 
-def test_all_may_leave_at_once_and_none_at_all() -> None:
+def test_all_or_no_items_exit() -> None:
     model, batch = _model(), _batch()
     with torch.no_grad():
         first, *_, last = exit_outputs(model, *batch)
@@ -92,7 +92,7 @@ def test_all_may_leave_at_once_and_none_at_all() -> None:
         assert torch.equal(never.outputs, last)
 
 
-def test_empty_sequences_do_not_go_on_alone() -> None:
+def test_only_empty_sequences_left_stops_the_pass() -> None:
     model, rule = _model(), ExitRule(measure="probability", threshold=0.0)
     with torch.no_grad():
         answers = answer_early(model, *_batch(empty=2), rule=rule)
@@ -101,12 +101,12 @@ def test_empty_sequences_do_not_go_on_alone() -> None:
 
 @pytest.mark.parametrize("empty", [0, 1])
 @torch.no_grad()
-def test_sequences_of_an_item_stay_together(empty: int) -> None:
+def test_sequences_of_an_item_exit_together(empty: int) -> None:
     model, batch, sizes = _model(), _batch(empty), torch.tensor([2, 2, *[1] * empty])
     config = exits_config(model).changed(outputs=1, answer="choices")
     heads = (ClassifierConfig(labels=("score",), dropout=0.0), config)
     model = build(model.config.changed(heads=heads), seed=2).double().eval()
-    shares = [said[:2].flatten().softmax(0).max() for said in exit_outputs(model, *batch)[:2]]
+    shares = [message[:2].flatten().softmax(0).max() for message in exit_outputs(model, *batch)[:2]]
     rule = ExitRule(measure="probability", threshold=float(max(shares)) - 1e-6)
     layers = answer_early(model, *batch, rule=rule, sizes=sizes).layers.tolist()
     assert layers[0] == layers[1] < 3
@@ -116,7 +116,7 @@ def test_sequences_of_an_item_stay_together(empty: int) -> None:
 @pytest.mark.parametrize("features", [FeaturesConfig(layers=2), FeaturesConfig(layers=2, skip=1), FeaturesConfig()])
 @pytest.mark.parametrize("recurrent", [None, RecurrentConfig(layers=1, width=8)])
 @torch.no_grad()
-def test_heads_that_read_several_layers(features: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:
+def test_task_head_may_read_several_layers(features: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:
     model, batch = _model(features, recurrent), _batch()
     by_head = torch.stack(exit_outputs(model, *batch))
     threshold = float(by_head[:2].softmax(-1).amax(-1).amax(0).quantile(0.5))
@@ -126,22 +126,22 @@ def test_heads_that_read_several_layers(features: FeaturesConfig, recurrent: Rec
     torch.testing.assert_close(answers.outputs, by_head[answers.layers - 1, torch.arange(4)])
 
 
-def test_layouts_of_some_sequences() -> None:
+def test_layout_select() -> None:
     tokens, layout = _batch()
     rows, padded = layout.pad(tokens)
     chosen = torch.tensor([0, 3])
-    packed, positions = layout.chosen(chosen)
+    packed, positions = layout.select(chosen)
     assert packed.max_length == 6
     assert packed.lengths().tolist() == [4, 6]
     assert tokens[positions].tolist() == [*tokens[:4].tolist(), *tokens[15:].tolist()]
-    short, positions = padded.chosen(chosen)
+    short, positions = padded.select(chosen)
     assert short.max_length == 6
     assert short.lengths().tolist() == [4, 6]
-    assert torch.equal(rows[positions][:, :6][short.is_token], tokens[layout.chosen(chosen)[1]])
-    assert SequenceLayout.full(3, 5).chosen(chosen)[0] == SequenceLayout.full(2, 5)
+    assert torch.equal(rows[positions][:, :6][short.is_token], tokens[layout.select(chosen)[1]])
+    assert SequenceLayout.full(3, 5).select(chosen)[0] == SequenceLayout.full(2, 5)
 
 
-def test_the_folder_keeps_exits_and_rule(tmp_path: Path) -> None:
+def test_exits_and_rule_are_saved(tmp_path: Path) -> None:
     model, rule = _model().float(), ExitRule(measure="entropy", threshold=0.25)
     with_rule(model, rule)
     save(model, tmp_path / "model")
@@ -151,15 +151,15 @@ def test_the_folder_keeps_exits_and_rule(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_a_narrower_model_keeps_its_exits_and_a_shallower_one_does_not() -> None:
+def test_extract_keeps_exits_unless_layers_are_removed() -> None:
     model, batch = _model(), _batch()
     with torch.no_grad():
         narrow = extract(model, Subnet(width=0.5))
         trail = model.run(
             EncoderInputs(*batch, subnet=Subnet(width=0.5)), Want(task=True, all_hidden_states=True)
         ).hidden_states
-        for layer, said in zip((1, 2), exit_outputs(narrow, *batch), strict=False):
-            torch.testing.assert_close(said, model.heads["exits"](layer, trail[layer], batch[1]))
+        for layer, message in zip((1, 2), exit_outputs(narrow, *batch), strict=False):
+            torch.testing.assert_close(message, model.heads["exits"](layer, trail[layer], batch[1]))
     shallow = extract(model, Subnet(layers=(0, 2)))
     assert "exits" not in shallow.heads
     assert [head.kind for head in shallow.config.heads] == ["classifier"]
@@ -168,25 +168,25 @@ def test_a_narrower_model_keeps_its_exits_and_a_shallower_one_does_not() -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"layers": [2, 1]}, "in rising order"),
-        ({"layers": [0]}, "numbers from 1 up"),
-        ({"answer": "choices"}, "outputs is 2 and answer 'choices'; allowed: 1"),
-        ({"rule": {"measure": "patience", "threshold": 1.5}}, "a whole number from 1 up"),
+        ({"layers": [2, 1]}, "numbers, ascending"),
+        ({"layers": [0]}, "distinct positive numbers"),
+        ({"answer": "choices"}, "outputs is 2 with answer 'choices'; allowed: 1"),
+        ({"rule": {"measure": "patience", "threshold": 1.5}}, "a positive whole number"),
         ({"rule": {"measure": "entropy", "threshold": 1.5}}, "threshold is 1.5 with entropy; allowed: 0 to 1"),
         ({"answer": "value", "outputs": 1, "rule": {"measure": "entropy", "threshold": 0.5}}, "allowed: 'patience'"),
     ],
 )
-def test_settings_that_are_refused(change: dict[str, object], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_invalid_settings_raise(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         _exits(**{"answer": "classes", **change})  # type: ignore[arg-type]
 
 
-def test_exits_must_lie_below_the_last_layer() -> None:
+def test_exits_must_be_below_the_last_layer() -> None:
     config = _model().config
     high = tuple(head.changed(layers=(3,)) if isinstance(head, ExitsConfig) else head for head in config.heads)
-    with pytest.raises(InputError, match="allowed: 1 to 2, those below the last"):
+    with pytest.raises(InputError, match="allowed: 1 to 2, below the last layer"):
         config.changed(heads=high)
     with pytest.raises(InputError, match="universal steps"):
         preset("universal-base", width=16, layers=3, heads=2, vocabulary=40).changed(heads=(_exits(),))
@@ -194,5 +194,5 @@ def test_exits_must_lie_below_the_last_layer() -> None:
         head.changed(features=FeaturesConfig(layers=0)) if isinstance(head, ClassifierConfig) else head
         for head in config.heads
     )
-    with pytest.raises(InputError, match="reads the embedding alone"):
+    with pytest.raises(InputError, match=r"head\.features\.layers is 0"):
         config.changed(heads=low)

@@ -1,4 +1,4 @@
-"""A token table as a product of two."""
+"""Factorised token tables."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def outputs(model: Model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "albert-base"])
-def test_full_rank_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_full_rank_preserves_outputs(name: str, tmp_path: Path) -> None:
     model, ids = model_of(name), torch.randint(0, 60, (3, 9))
     whole = factorise(model, model.config.encoder.embedding_width)
     expected = outputs(model, ids)
@@ -34,7 +34,7 @@ def test_full_rank_changes_nothing(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
-def test_a_lower_rank_is_the_nearest_table() -> None:
+def test_lower_rank_is_the_best_approximation() -> None:
     model = model_of("bert-tiny")
     small = factorise(model, 8)
     sizes = torch.linalg.svdvals(model.token_table)
@@ -47,7 +47,7 @@ def test_a_lower_rank_is_the_nearest_table() -> None:
     torch.testing.assert_close(again.token_table, small.token_table, rtol=0, atol=1e-10)
 
 
-def test_both_factors_learn_from_both_ends() -> None:
+def test_both_factors_get_gradients_from_embedding_and_head() -> None:
     small, ids = factorise(model_of("bert-tiny"), 8), torch.randint(0, 60, (3, 9))
     states = small(ids)
     by_input = torch.autograd.grad(states.square().mean(), small.encoder.embedding.token_factor, retain_graph=True)[0]
@@ -59,7 +59,7 @@ def test_both_factors_learn_from_both_ends() -> None:
     assert by_output.abs().max() > 0
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_invalid_inputs_raise(tmp_path: Path) -> None:
     model = model_of("bert-tiny")
     with pytest.raises(InputError, match="rank is 25; allowed: 1 to 24"):
         factorise(model, 25)

@@ -1,4 +1,4 @@
-"""Generators: published ones, those derived from any encoder, and which of them a run takes."""
+"""Generators: published ones, ones derived from an encoder, and the one that a run uses."""
 
 import pytest
 import torch
@@ -64,25 +64,25 @@ def test_every_encoder_has_a_generator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["electra-small", "convbert-medium-small"])
-def test_a_quarter_is_what_was_published(name: str) -> None:
+def test_default_scale_matches_published_generators(name: str) -> None:
     derived, published = generator_of(preset(name)), preset(f"{name}-generator")
     assert derived.encoder.width == published.encoder.width
     assert len(derived.encoder.layers) == len(published.encoder.layers)
     assert derived == published
 
 
-def test_shares_are_shares() -> None:
+def test_scales_outside_0_to_1_raise() -> None:
     config = preset("bert-base")
     small = generator_of(config, width=0.5, depth=0.25)
     assert (small.encoder.width, len(small.encoder.layers), small.family) == (384, 3, "electra")
     assert generator_of(config, depth=0.5).encoder.width == 768
     for name in ("width", "depth"):
         for value in (0.0, 1.5):
-            with pytest.raises(InputError, match=f"generator {name} is {value}; allowed: a share above 0, up to 1"):
+            with pytest.raises(InputError, match=f"generator {name} is {value}; allowed: above 0, up to 1"):
                 generator_of(config, **{name: value})
 
 
-def _taken(name: str, generator: GeneratorSource, **overrides: int) -> object:
+def _resolve(name: str, generator: GeneratorSource, **overrides: int) -> object:
     choice = ModelSource(preset=name, overrides=overrides)
     config = pretraining_config(choice, generator, ("replaced_tokens",), 1000)
     assert config.generator is not None
@@ -90,17 +90,17 @@ def _taken(name: str, generator: GeneratorSource, **overrides: int) -> object:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_generator_is_taken_unless_another_is_chosen(name: str) -> None:
+def test_published_generator_is_the_default(name: str) -> None:
     published = preset(f"{name}-generator", vocabulary=1000, max_length=64)
     kinds = {head.kind for head in published.heads}
-    taken = _taken(name, GeneratorSource(), max_length=64)
-    assert taken.encoder == published.encoder
-    assert {head.kind for head in taken.heads} == kinds
-    assert len(_taken(name, GeneratorSource(), layers=2).encoder.layers) <= 2
-    quarter = _taken(name, GeneratorSource(width=0.25)).encoder
+    resolved = _resolve(name, GeneratorSource(), max_length=64)
+    assert resolved.encoder == published.encoder
+    assert {head.kind for head in resolved.heads} == kinds
+    assert len(_resolve(name, GeneratorSource(), layers=2).encoder.layers) <= 2
+    quarter = _resolve(name, GeneratorSource(width=0.25)).encoder
     assert quarter.width < preset(name).encoder.width
     assert len(quarter.layers) == len(preset(name).encoder.layers)
 
 
-def test_the_published_generators_are_these() -> None:
+def test_published_generator_configs() -> None:
     assert len(PUBLISHED) == 11

@@ -1,4 +1,4 @@
-"""The encoder of a fine-tuned model, given back to the one it was made of."""
+"""`with_encoder`: a pre-trained model with the encoder of its fine-tuned version."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -34,15 +34,15 @@ def pretrained(sharing: str = "full") -> Model:
 
 
 def tuned(model: Model, frozen: str = "embedding", **more: Any) -> Model:
-    asked = {"train": PAIRS, "dev": GRADED, "task": "embedding", "epochs": 2, **more}
-    result = bertsmith.finetune(model, set=[*SETTINGS, f"encoder.frozen={frozen}"], device="cpu", **asked)
-    assert result["metric"] == ("accuracy" if "label" in asked["train"][0] else "spearman")
+    arguments = {"train": PAIRS, "dev": GRADED, "task": "embedding", "epochs": 2, **more}
+    result = bertsmith.finetune(model, set=[*SETTINGS, f"encoder.frozen={frozen}"], device="cpu", **arguments)
+    assert result["metric"] == ("accuracy" if "label" in arguments["train"][0] else "spearman")
     return result.model
 
 
-def test_the_whole_model_encodes_and_fills_masks(tmp_path: Path) -> None:
+def test_joined_model_encodes_and_fills_masks(tmp_path: Path) -> None:
     model = pretrained()
-    guesses = model.fill_mask("red [MASK] wind")
+    predictions = model.fill_mask("red [MASK] wind")
     learned = tuned(model)
     joined = with_encoder(model, learned)
     assert list(joined.heads) == ["replaced_tokens", "embedder"]
@@ -53,11 +53,11 @@ def test_the_whole_model_encodes_and_fills_masks(tmp_path: Path) -> None:
     bertsmith.save(joined, tmp_path / "joined")
     for whole in (joined, bertsmith.load(tmp_path / "joined")):
         assert torch.equal(whole.encode(TEXTS), learned.encode(TEXTS))
-        assert whole.fill_mask("red [MASK] wind") == guesses
+        assert whole.fill_mask("red [MASK] wind") == predictions
     assert not torch.allclose(joined.encode(TEXTS), model.encode(TEXTS), atol=1e-3)
 
 
-def test_without_the_head_vectors_are_the_same_but_for_their_length() -> None:
+def test_vectors_without_the_head_differ_in_norm_only() -> None:
     model = pretrained()
     joined = with_encoder(model, tuned(model))
     vectors = joined.encode(TEXTS)
@@ -66,28 +66,28 @@ def test_without_the_head_vectors_are_the_same_but_for_their_length() -> None:
     torch.testing.assert_close(plain / plain.norm(dim=-1, keepdim=True), vectors)
 
 
-def test_half_precision_is_no_difference() -> None:
+def test_half_precision_model_can_be_joined() -> None:
     model = pretrained().half()
     joined = with_encoder(model, tuned(model))
     assert next(joined.parameters()).dtype == torch.float32
 
 
-def test_a_shared_embedding_must_have_been_kept() -> None:
+def test_changed_shared_embedding_raises() -> None:
     model = pretrained()
-    moved = tuned(model, "none")
-    with pytest.raises(InputError, match=r"embedding\.token_table is not the model's.*encoder\.frozen = 'embedding'"):
-        with_encoder(model, moved)
+    changed = tuned(model, "none")
+    with pytest.raises(InputError, match=r"fine-tuning changed embedding\.token_table.*encoder\.frozen = 'embedding'"):
+        with_encoder(model, changed)
     own = pretrained("none")
-    assert with_encoder(own, moved).fill_mask("red [MASK]") == own.fill_mask("red [MASK]")
+    assert with_encoder(own, changed).fill_mask("red [MASK]") == own.fill_mask("red [MASK]")
 
 
-def test_other_networks_are_refused() -> None:
+def test_different_architectures_raise() -> None:
     model = pretrained()
     with pytest.raises(InputError, match="differ in their encoder"):
         with_encoder(model, bertsmith.extract(model, bertsmith.Subnet(depth=0.5)))
 
 
-def test_another_task_leaves_the_embedder_behind_and_moves_all_weights() -> None:
+def test_finetuning_another_task_drops_the_embedder() -> None:
     model = pretrained()
     learned = tuned(model)
     rows = [{"text": row["anchor"], "label": "a" if index % 2 else "b"} for index, row in enumerate(PAIRS)]

@@ -1,4 +1,4 @@
-"""LayerDrop: whole layers left out in training by chance, none of them in evaluation."""
+"""LayerDrop: random layers are skipped in training, none in evaluation."""
 
 from itertools import pairwise
 
@@ -22,28 +22,28 @@ def small(layer_drop: float, layers: int = 4) -> Model:
 
 
 def dropped(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[bool]:
-    """Which layers a pass of the encoder left out."""
+    """Return the layers that a forward pass skipped."""
     trail = model.encoder.run(EncoderInputs(tokens, layout), Want(all_hidden_states=True)).hidden_states
     return [torch.equal(entered, left) for entered, left in pairwise(trail)]
 
 
-def test_each_layer_is_left_out_as_often_as_asked() -> None:
+def test_layers_are_dropped_at_the_given_rate() -> None:
     model, tokens = small(0.3).train(), torch.randint(0, 50, (1, 4))
     seen = torch.tensor([dropped(model, tokens, SequenceLayout.full(1, 4)) for _ in range(600)]).double()
-    # five standard deviations of a share of 600, and of the product of two layers' shares
+    # five standard deviations of a rate over 600 draws, and of the joint rate of two layers
     assert (seen.mean(0) - 0.3).abs().max() < 5 * (0.3 * 0.7 / 600) ** 0.5
     together = (seen[:, 0] * seen[:, 1]).mean()
     assert abs(together - 0.09) < 5 * (0.09 * 0.91 / 600) ** 0.5
 
 
-def test_nothing_is_dropped_in_evaluation() -> None:
+def test_no_layer_is_dropped_in_evaluation() -> None:
     tokens = torch.randint(0, 50, (2, 6))
     assert torch.equal(small(0.9).eval()(tokens), small(0.0).eval()(tokens))
     assert not any(dropped(small(0.9).eval(), tokens, SequenceLayout.full(2, 6)))
 
 
-def test_a_layer_that_is_left_out_has_a_gradient_of_zero() -> None:
-    """None would be missed by processes that wait for it."""
+def test_dropped_layer_has_zero_gradients() -> None:
+    """A missing gradient would make distributed training wait."""
     model, layout, tokens = small(0.5).train(), SequenceLayout.full(2, 6), torch.randint(0, 50, (2, 6))
     seed = next(seed for seed in range(50) if torch.manual_seed(seed) and 0 < sum(dropped(model, tokens, layout)) < 4)
     torch.manual_seed(seed)
@@ -72,8 +72,8 @@ def test_packed_and_padded_drop_the_same_layers() -> None:
         torch.testing.assert_close(other[padded.is_token], one, rtol=0, atol=1e-11)
 
 
-def test_every_other_layer_stays() -> None:
-    """The paper's "every other" for half of the depth drops layers 0, 2, 4 …: those whose number ⌊1 / 0.5⌋ divides."""
+def test_subnet_keeps_every_other_layer() -> None:
+    """The paper's "every other" for half of the depth drops layers 0, 2, 4 …, whose index is divisible by ⌊1 / 0.5⌋."""
     model, tokens = small(0.5, layers=6).eval(), torch.randint(0, 50, (2, 6))
     kept = [layer for layer in range(6) if layer % 2]
     assert Subnet(depth=0.5).kept_layers(6) == tuple(kept)
@@ -82,8 +82,8 @@ def test_every_other_layer_stays() -> None:
     assert shallow.train().encoder.layer_drop == 0.5
 
 
-def test_what_cannot_be() -> None:
+def test_layer_drop_with_universal_steps_raises() -> None:
     with pytest.raises(InputError, match=r"layer_drop is 1\.0: "):
         small(1.0)
-    with pytest.raises(InputError, match=r"layer_drop is 0\.2 and universal is given, which has steps; allowed: 0$"):
+    with pytest.raises(InputError, match=r"layer_drop is 0\.2; allowed with universal steps: 0$"):
         bertsmith.preset("universal-base", layer_drop=0.2)

@@ -1,4 +1,4 @@
-"""The enhanced mask decoder against a plain transcription of the official formula, and what it must keep."""
+"""The enhanced mask decoder against a plain transcription of the official formula."""
 
 import math
 from pathlib import Path
@@ -38,7 +38,7 @@ def norm(part: torch.nn.Module, hidden: Tensor) -> Tensor:
 def plain_layer(
     block: Block, states: Tensor, query_states: Tensor, vectors: Tensor, slots: Tensor, *, is_causal: bool
 ) -> Tensor:
-    """One layer for one sequence (length, width), as the official code has it: the residual is on the queries."""
+    """Apply one layer to one sequence (length, width) as the official code does: the residual is on the queries."""
     mixer, d = block.mixer, block.mixer.head_width
     weights, biases = mixer.project.prefix(None, None)
     (wq, wk, wv), (bq, bk, bv) = weights.chunk(3), biases.chunk(3)
@@ -65,7 +65,7 @@ def plain_layer(
 
 
 def official(model: Model, tokens: Tensor, *, is_causal: bool = False) -> Tensor:
-    """The decoder's states at every position of one sequence: z = H + P; twice z = last layer(H, queries z)."""
+    """Return the decoder's hidden states of one sequence: z = H + P; twice z = last layer(H, queries z)."""
     encoder = model.encoder
     vectors = (
         encoder.relative.table if encoder.relative.norm is None else norm(encoder.relative.norm, encoder.relative.table)
@@ -95,7 +95,7 @@ def packed() -> SequenceLayout:
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_it_is_the_official_formula(name: str, layers: int) -> None:
+def test_decoder_equals_the_official_formula(name: str, layers: int) -> None:
     model, sequences = make(name, layers=layers), items()
     expected = torch.cat([official(model, tokens) for tokens in sequences])
     tokens = torch.cat(sequences)
@@ -108,7 +108,7 @@ def test_it_is_the_official_formula(name: str, layers: int) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_some_places_in_any_order_and_any_layout(name: str) -> None:
+def test_positions_can_have_any_order_and_layout(name: str) -> None:
     model, sequences = make(name), items()
     everything = torch.cat([official(model, tokens) for tokens in sequences])
     tokens, count = torch.cat(sequences), sum(LENGTHS)
@@ -120,7 +120,7 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
     rows = torch.full((len(LENGTHS), max_length), 7)
     rows[is_token] = tokens
     in_rows = is_token.flatten().nonzero().squeeze(-1)[positions]
-    # a place that nobody needs may be a pad
+    # unused positions may be padding
     in_rows = torch.cat([in_rows, torch.tensor([max_length - 1])])
     want = Want(masked_positions=in_rows, final=True)
     output = model.run(EncoderInputs(rows, SequenceLayout.padded(is_token)), want)
@@ -134,7 +134,7 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
 @pytest.mark.parametrize(
     "subnet", [Subnet(depth=0.34), Subnet(depth=0.67, width=0.5), Subnet(layers=(0,)), Subnet(layers=(0, 1))], ids=str
 )
-def test_a_subnet_ends_with_its_last_kept_layer(name: str, subnet: Subnet) -> None:
+def test_subnet_decodes_with_its_last_kept_layer(name: str, subnet: Subnet) -> None:
     model, tokens = make(name), torch.cat(items())
     positions = torch.tensor([20, 2, 9])
     states = model.run(EncoderInputs(tokens, packed(), subnet=subnet), Want(masked_positions=positions)).masked_states
@@ -147,7 +147,7 @@ def test_a_subnet_ends_with_its_last_kept_layer(name: str, subnet: Subnet) -> No
     )
 
 
-def test_gradients_reach_the_places_asked_for() -> None:
+def test_gradients_reach_the_requested_positions() -> None:
     model, tokens = make("v1"), torch.cat(items())
     states = model.run(
         EncoderInputs(tokens, packed()), Want(masked_positions=torch.tensor([4, 9 + 0, 10 + 7]))
@@ -159,8 +159,8 @@ def test_gradients_reach_the_places_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_causal_form_is_the_masked_formula(name: str) -> None:
-    """The mask falls on every layer, the branch and both steps of the decoder; in a call or in the config."""
+def test_causal_decoder_equals_the_masked_formula(name: str) -> None:
+    """The mask applies to every layer, the branch and both decoder steps, by forward pass or config."""
     model, sequences = make(name), items()
     expected = torch.cat([official(model, tokens, is_causal=True) for tokens in sequences])
     tokens, positions = torch.cat(sequences), torch.randperm(sum(LENGTHS))
@@ -183,7 +183,7 @@ def test_the_causal_form_is_the_masked_formula(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_compiles_as_one_graph() -> None:
+def test_decoder_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model, tokens = make("v2", layers=2), torch.cat(items())
 
@@ -194,12 +194,12 @@ def test_it_compiles_as_one_graph() -> None:
     positions = torch.randperm(sum(LENGTHS))[: max(LENGTHS) + 1]
     expected = masked_states(tokens, packed(), positions)
     torch.testing.assert_close(compiled(tokens, packed(), positions), expected, rtol=0, atol=1e-11)
-    # in the same graph: more places than any sequence has tokens, all of them in one
-    with pytest.raises(RuntimeError, match="asked for more often than once"):
+    # in the same graph: more positions than a sequence has tokens, all in one sequence
+    with pytest.raises(RuntimeError, match="contains a position more than once"):
         compiled(tokens, packed(), positions * 0)
 
 
-def test_limits_are_said() -> None:
+def test_unsupported_inputs_raise() -> None:
     model = make("v1")
     with pytest.raises(InputError, match="may have 17 tokens; this mask decoder takes at most 16"):
         model.run(
@@ -209,11 +209,11 @@ def test_limits_are_said() -> None:
     bert = bertsmith.preset("bert-tiny").encoder
     crossed = bert.layers[0].model_copy(update={"cross": bert.layers[0].mixer})
     encoder = bert.model_copy(update={"layers": (crossed,)})
-    with pytest.raises(ValueError, match="last mixer can look at other states"):
+    with pytest.raises(ValueError, match="last mixer supports cross attention"):
         type(model.config)(family="x", encoder=encoder, heads=model.config.heads)
 
 
-def test_fill_mask_goes_through_it(corpus_folder: Path) -> None:
+def test_fill_mask_uses_the_decoder(corpus_folder: Path) -> None:
     tokenizer = bertsmith.Tokenizer.load(corpus_folder)
     model = make("v1", vocabulary=tokenizer.size)
     model.tokenizer = tokenizer
@@ -221,16 +221,16 @@ def test_fill_mask_goes_through_it(corpus_folder: Path) -> None:
     tokens = torch.from_numpy(tokenizer.encode([text])["input_ids"])[0].long()
     states = official(model, tokens)[tokens == tokenizer.mask]
     scores = model.head("masked_tokens")(states, model.token_table).softmax(-1)
-    guesses = model.fill_mask(text, top=2)
-    assert len(guesses) == 2
-    for row, guess in zip(scores, guesses, strict=True):
-        assert [piece for piece, _ in guess] == tokenizer.tokens(row.topk(2).indices.tolist())
-        assert [share for _, share in guess] == pytest.approx(row.topk(2).values.tolist(), rel=1e-5)
+    predictions = model.fill_mask(text, top=2)
+    assert len(predictions) == 2
+    for row, prediction in zip(scores, predictions, strict=True):
+        assert [token for token, _ in prediction] == tokenizer.tokens(row.topk(2).indices.tolist())
+        assert [probability for _, probability in prediction] == pytest.approx(row.topk(2).values.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_at_every_place_of_rows_at_once_it_says_the_same(name: str) -> None:
-    """What graphs for other programs take, where no shape may depend on the places."""
+def test_everywhere_equals_selected_positions(name: str) -> None:
+    """Exported graphs use `everywhere`, whose shapes do not depend on the positions."""
     model = make(name)
     is_token = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     layout = SequenceLayout.padded(is_token)
@@ -238,5 +238,5 @@ def test_at_every_place_of_rows_at_once_it_says_the_same(name: str) -> None:
     output = model.encoder.run(EncoderInputs(tokens, layout), Want(last_block=False))
     below, (block, context) = output.hidden_states[-1], output.blocks[-1]
     decoder = model.heads["mask_decoder"]
-    wanted = decoder(below, block, context, is_token.flatten().nonzero().squeeze(-1))
-    torch.testing.assert_close(decoder.everywhere(below, block, context)[is_token], wanted)
+    expected = decoder(below, block, context, is_token.flatten().nonzero().squeeze(-1))
+    torch.testing.assert_close(decoder.everywhere(below, block, context)[is_token], expected)

@@ -101,7 +101,11 @@ def test_forward_flops_of_convbert_and_its_baselines(name: str, short: str, long
         ("convbert-small", 2, 64),
         ("convbert-medium-small", 4, 48),
         ("convbert-base", 6, 64),
-        ("convbert-small-generator", 1, 64),  # one head cannot be divided: attention and convolution are full width
+        (
+            "convbert-small-generator",
+            1,
+            64,
+        ),  # a single head cannot be divided: attention and convolution have full width
         ("convbert-medium-small-generator", 1, 48),
         ("convbert-base-generator", 2, 64),
     ],
@@ -111,13 +115,13 @@ def test_convbert_heads(name: str, heads: int, head_width: int) -> None:
     assert (mixer.heads, mixer.head_width) == (heads, head_width)
 
 
-def test_convbert_takes_any_ratio_and_every_ablation() -> None:
+def test_convbert_supports_any_ratio_and_every_ablation() -> None:
     mixer = preset("convbert-base", ratio=4).encoder.layers[0].mixer
     assert (mixer.heads, mixer.head_width) == (3, 64)
     assert preset("convbert-base", ratio=1).encoder.layers[0].mixer.heads == 12
     counts = [parameters(preset("convbert-small", kernel_from=source)) for source in ("span", "token", "fixed", "none")]
     assert counts == sorted(counts, reverse=True)
-    # only with a value of the convolution's own does base have the published 106M; the paper's formulas give 102M
+    # base has the published 106M only if the convolution has its own value projection; the paper's formulas give 102M
     config = preset("convbert-base").model_copy(update={"heads": ()})
     mixer = config.encoder.layers[0].mixer.model_copy(update={"shares_value": True})
     layers = tuple(layer.model_copy(update={"mixer": mixer}) for layer in config.encoder.layers)
@@ -139,7 +143,7 @@ def test_convbert_takes_any_ratio_and_every_ablation() -> None:
     ],
 )
 def test_albert_with_pooler(name: str, count: int, published: int) -> None:
-    # the paper rounds; the exact counts are those of the released models
+    # the paper rounds; these are the exact counts of the released models
     assert without_heads(name, ("pooler",)) == count
     assert abs(count / 1e6 - published) < 0.06 * published
 
@@ -154,7 +158,7 @@ def test_modern(name: str, count: int, published: int | None) -> None:
         assert round(parameters(preset(name, vocabulary=50368).changed(heads=())) / 1e6) == published
 
 
-def test_universal_is_one_layer_of_bert() -> None:
+def test_universal_has_the_parameters_of_one_bert_layer() -> None:
     # without 11 layers and the position table; with the halting weights
     assert without_heads("universal-base") == without_heads("bert-base") - 11 * 7_087_872 - 512 * 768 + 768 + 1
 
@@ -177,7 +181,7 @@ def test_overrides() -> None:
         preset("bert-base", width=770)
 
 
-def test_encode_ignores_the_company_of_a_text(corpus_folder) -> None:
+def test_encode_does_not_depend_on_the_batch(corpus_folder) -> None:
     tokenizer = bertsmith.Tokenizer.load(corpus_folder)
     model = bertsmith.build(preset("bert-tiny", vocabulary=tokenizer.size), seed=0)
     model.tokenizer = tokenizer
@@ -186,14 +190,14 @@ def test_encode_ignores_the_company_of_a_text(corpus_folder) -> None:
     assert together.shape == (2, 128)
     assert (together[0] - alone[0]).abs().max() < 1e-5
     assert model.training
-    with pytest.raises(InputError, match=r"has no \[MASK\] to fill"):
+    with pytest.raises(InputError, match=r"contains no \[MASK\] to fill"):
         model.fill_mask("the smith")
-    guesses = model.fill_mask("the [MASK] forges the [MASK].", top=3)
-    assert [len(row) for row in guesses] == [3, 3]
+    predictions = model.fill_mask("the [MASK] forges the [MASK].", top=3)
+    assert [len(row) for row in predictions] == [3, 3]
 
 
-def test_a_next_token_head_needs_an_embedding_as_wide_as_the_states() -> None:
+def test_next_token_head_requires_equal_widths() -> None:
     config = preset("bert-tiny").plain() | {"heads": [{"kind": "next_token"}]}
     config["encoder"]["embedding"]["width"] = 64
-    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the states: 64 ≠ 128"):
+    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the hidden states: 64 ≠ 128"):
         ModelConfig.parse(config)

@@ -1,4 +1,4 @@
-"""Writing sequences: cached = uncached, beams, limits, chance; no row depends on another."""
+"""Decoding: cached equals uncached, beam search, limits, sampling; rows are independent."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import bertsmith
 from bertsmith import SequenceLayout, Subnet
 from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq, _drawn
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq, _sample
 
 START, END = 1, 2
 
@@ -28,7 +28,7 @@ def sources(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def log_probabilities(model: Seq2Seq, ids: torch.Tensor, mask: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-    """Of the token after each whole prefix, without any cache."""
+    """Return the log-probabilities of the next token after each prefix, without a cache."""
     memory = Memory(model(ids, mask), SequenceLayout.padded(mask.bool()))
     states = model.decode(prefix, SequenceLayout.full(*prefix.shape), memory)
     return model.scores(states[:, -1]).float().log_softmax(-1)
@@ -50,7 +50,7 @@ def uncached_greedy(model: Seq2Seq, ids: torch.Tensor, mask: torch.Tensor, extra
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cached_greedy_is_uncached_greedy_is_beam_one(seed: int) -> None:
+def test_greedy_equals_uncached_greedy_and_beam_one(seed: int) -> None:
     model = seq2seq(seed)
     ids, mask = sources([6, 2, 4])
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_cached_greedy_is_uncached_greedy_is_beam_one(seed: int) -> None:
     assert len({tuple(row) for row in expected}) > 1
 
 
-def test_turns_and_windows_go_by_the_place_that_is_written() -> None:
+def test_rotary_and_windowed_decoding_uses_the_position() -> None:
     data = seq2seq().config.plain()
     for layer in data["decoder"]["layers"]:
         layer["mixer"] |= {"rotary": 10.0, "window": 3}
@@ -78,8 +78,8 @@ def test_turns_and_windows_go_by_the_place_that_is_written() -> None:
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.5])
-def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: float) -> None:
-    """A vocabulary of five and at most three tokens: every sequence can be scored."""
+def test_wide_beam_finds_the_best_sequence(penalty: float) -> None:
+    """With a vocabulary of five and at most three tokens every sequence can be scored."""
     torch.manual_seed(0)
     config = bertsmith.preset("transformer-tiny", vocabulary=5, width=16, heads=2, layers=1, max_length=8, init_std=0.4)
     model = bertsmith.build(config, seed=1).eval()
@@ -104,19 +104,19 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: float) -> None:
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy", "sample"])
-def test_a_row_does_not_depend_on_the_others(method: str) -> None:
+def test_rows_are_independent(method: str) -> None:
     model = seq2seq(2)
     ids, mask = sources([6, 2, 4])
     config = GenerationConfig(method=method, extra_length=4)
     together = model.generate(ids, mask, config, start=START, end=END)
     first = model.generate(ids[:1], mask[:1], config, start=START, end=END)
     assert together[0] == first[0]
-    if method != "sample":  # the draws of a row belong to its number
+    if method != "sample":  # draws depend on the row's index
         last = model.generate(ids[2:, :4], mask[2:, :4], config, start=START, end=END)
         assert together[2] == last[0]
 
 
-def test_limits_and_empty_extra() -> None:
+def test_length_limits() -> None:
     model = seq2seq(0)
     ids, mask = sources([5, 3])
     for method in ("beam", "greedy"):
@@ -125,7 +125,7 @@ def test_limits_and_empty_extra() -> None:
         assert [len(row) <= limit for row, limit in zip(written, [5, 3], strict=True)] == [True, True]
 
 
-def test_sub_networks_write_too() -> None:
+def test_subnets_generate() -> None:
     model, subnet = seq2seq(1), Subnet(width=0.5, depth=0.67)
     ids, mask = sources([5, 3])
     small = bertsmith.extract(model, subnet)
@@ -137,19 +137,19 @@ def test_sub_networks_write_too() -> None:
 
 def test_sampling_follows_the_probabilities() -> None:
     scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[torch.tensor([2, 0, 3, 1])].expand(20000, 4)
-    chance = torch.rand(20000, generator=torch.Generator().manual_seed(0))
+    draws = torch.rand(20000, generator=torch.Generator().manual_seed(0))
     for config, expected in [
         (GenerationConfig(method="sample"), [0.15, 0.5, 0.05, 0.3]),
         (GenerationConfig(method="sample", top_k=2), [0.0, 0.625, 0.0, 0.375]),
         (GenerationConfig(method="sample", top_p=0.85), [0.15 / 0.95, 0.5 / 0.95, 0.0, 0.3 / 0.95]),
         (GenerationConfig(method="sample", temperature=0.5), [0.0616, 0.6849, 0.0068, 0.2466]),
     ]:
-        shares = torch.bincount(_drawn(scores, config, chance), minlength=4) / 20000
-        for share, wanted in zip(shares.tolist(), expected, strict=True):
-            assert math.isclose(share, wanted, abs_tol=4 * (0.25 / 20000) ** 0.5), config
+        shares = torch.bincount(_sample(scores, config, draws), minlength=4) / 20000
+        for share, probability in zip(shares.tolist(), expected, strict=True):
+            assert math.isclose(share, probability, abs_tol=4 * (0.25 / 20000) ** 0.5), config
 
 
-def test_decoder_alone_padded_and_packed_are_the_same() -> None:
+def test_decoder_is_the_same_alone_padded_and_packed() -> None:
     model = seq2seq(3)
     reads = [torch.randint(0, 50, (length,)) for length in (4, 7, 1)]
     writes = [torch.randint(0, 50, (length,)) for length in (6, 1, 3)]
@@ -167,7 +167,7 @@ def test_decoder_alone_padded_and_packed_are_the_same() -> None:
     torch.testing.assert_close(rows[target_layout.is_token], torch.cat(expected), rtol=0, atol=1e-11)
 
 
-def test_what_comes_later_changes_nothing_before() -> None:
+def test_decoder_ignores_future_tokens() -> None:
     model = seq2seq(4)
     memory = Memory(model(torch.randint(0, 50, (1, 5))), SequenceLayout.full(1, 5))
     target = torch.randint(0, 49, (1, 8))
@@ -178,10 +178,10 @@ def test_what_comes_later_changes_nothing_before() -> None:
     assert not torch.equal(before[:, 5:], after[:, 5:])
 
 
-def test_parameters_of_the_paper() -> None:
+def test_parameter_counts_match_the_paper() -> None:
     from bertsmith.models.cost import parameters
 
-    # 37,000 shared pieces, biases and norms; the paper's 65 M and 213 M suggest a few more pieces
+    # 37,000 shared tokens, biases and norms; the paper's 65 M and 213 M suggest a few more tokens
     assert round(parameters(bertsmith.preset("transformer-base")) / 1e6, 1) == 63.1
     assert round(parameters(bertsmith.preset("transformer-big")) / 1e6, 1) == 214.2
 
@@ -200,13 +200,13 @@ VARIATIONS = {
 
 
 @pytest.mark.parametrize("row", VARIATIONS)
-def test_every_row_of_the_variations_is_a_config(row: str) -> None:
+def test_variations_of_the_paper_build(row: str) -> None:
     """Vaswani et al. 2017, table 3."""
     from bertsmith.models.cost import parameters
 
     counts = [parameters(bertsmith.preset("transformer-base", **changes)) / 1e6 for changes in VARIATIONS[row]]
     base = parameters(bertsmith.preset("transformer-base")) / 1e6
-    if row == "A":  # heads alone cost nothing
+    if row == "A":  # the number of heads does not change the parameters
         assert {round(count, 1) for count in counts} == {round(base, 1)}
     if row == "B":  # 65 → 58 and 60 in the paper
         assert [round(base - count) for count in counts] == [7, 5]
@@ -227,7 +227,7 @@ def test_maps_of_both_stacks_align_target_and_source() -> None:
         torch.testing.assert_close(layer["cross_attention"].sum(-1), torch.ones(2, 4, 4, dtype=torch.float64))
 
 
-def test_stacks_are_initialised_and_redrawn_apart() -> None:
+def test_stacks_are_initialised_and_redrawn_independently() -> None:
     plain = bertsmith.preset("transformer-tiny", vocabulary=50).plain()
     plain["decoder"]["init_std"] = 0.5
     model = bertsmith.build(ModelConfig.parse(plain), seed=0)

@@ -26,7 +26,7 @@ def config(sharing: str) -> ModelConfig:
 
 
 def shared_parts(model: Model) -> tuple[str, ...]:
-    """The parts that are one object in all layers; the others must be different objects in all of them."""
+    """Return the modules that are the same object in all layers; all others must be distinct."""
     layers = len(model.encoder.blocks)
     found = []
     for part in PARTS:
@@ -40,7 +40,7 @@ def shared_parts(model: Model) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("sharing", SHARED)
-def test_what_is_shared_stays_shared(sharing: str, tmp_path: Path) -> None:
+def test_shared_modules_stay_shared(sharing: str, tmp_path: Path) -> None:
     model = bertsmith.build(config(sharing), seed=0).double()
     assert shared_parts(model) == SHARED[sharing]
     assert shared_parts(copy.deepcopy(model)) == SHARED[sharing]
@@ -56,7 +56,7 @@ def test_what_is_shared_stays_shared(sharing: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARED)
-def test_even_cuts_keep_the_sharing(sharing: str, tmp_path: Path) -> None:
+def test_even_cuts_preserve_sharing(sharing: str, tmp_path: Path) -> None:
     model = bertsmith.build(config(sharing), seed=0)
     even = bertsmith.extract(model, Subnet(width=0.5, depth=0.67))
     assert even.config.encoder.sharing == sharing
@@ -68,10 +68,10 @@ def test_even_cuts_keep_the_sharing(sharing: str, tmp_path: Path) -> None:
     assert shared_parts(bertsmith.load(tmp_path / "uneven")) == ()
 
 
-def test_one_gradient_is_the_sum_over_the_layers() -> None:
+def test_shared_gradient_is_the_sum_over_layers() -> None:
     shared = bertsmith.build(config("all"), seed=0).double()
     plain = bertsmith.build(config("none")).double()
-    plain.load_state_dict(shared.state_dict())  # the same weights, in each layer its own
+    plain.load_state_dict(shared.state_dict())  # the same weights, copied to every layer
     ids = torch.randint(0, 40, (2, 7))
     for model in (shared, plain):
         model(ids).pow(3).sum().backward()
@@ -83,17 +83,17 @@ def test_one_gradient_is_the_sum_over_the_layers() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["all", "mixer", "feedforward"])
-def test_orders_that_contradict_are_refused_before_anything_moves(sharing: str) -> None:
+def test_conflicting_orders_raise_before_any_change(sharing: str) -> None:
     model = bertsmith.build(config(sharing), seed=0)
     before = copy.deepcopy(model.state_dict())
     same, other = torch.tensor([1, 0]), torch.tensor([0, 1])
     some, more = torch.arange(64).flip(0), torch.arange(64)
-    with pytest.raises(InputError, match=r"layer 2 shares its .* with one before it; allowed: the same order"):
+    with pytest.raises(InputError, match=r"layer 2 shares its .* with an earlier layer; both need the same order"):
         model.encoder.reorder([same, same, other], [some, some, more])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_shared_mixer_is_renewed_once() -> None:
+def test_shared_mixer_redraws_once() -> None:
     calls = []
     model = bertsmith.build(config("mixer"))
     model.encoder.blocks[0].mixer.redraw_features = lambda *when: calls.append(when)
@@ -101,17 +101,17 @@ def test_a_shared_mixer_is_renewed_once() -> None:
     assert calls == [(3, 7, 0)]
 
 
-def test_layers_that_share_must_be_alike() -> None:
+def test_sharing_requires_equal_layers() -> None:
     data = config("none").encoder.plain()
     data["layers"][1]["feedforward"]["neurons"] = 8
     for sharing in ("all", "feedforward"):
-        with pytest.raises(InputError, match=f"sharing is '{sharing}' and the layers differ in their feedforward"):
+        with pytest.raises(InputError, match=f"sharing is '{sharing}', but the layers differ in their feedforward"):
             EncoderConfig.parse({**data, "sharing": sharing})
     EncoderConfig.parse({**data, "sharing": "mixer"})
 
 
 @pytest.mark.parametrize("sharing", SHARED)
-def test_checkpoints_keep_one_state_for_each_weight(sharing: str, tmp_path: Path) -> None:
+def test_optimizer_has_one_state_per_shared_weight(sharing: str, tmp_path: Path) -> None:
     def steps(model: Model, optimizer: torch.optim.Optimizer, count: int) -> None:
         for step in range(count):
             torch.manual_seed(step)

@@ -1,4 +1,4 @@
-"""The heads of tasks: which states they read, the BiLSTM, and an encoder that keeps its weights."""
+"""Task heads: the hidden states they read, the BiLSTM, and a frozen encoder."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def _padded(rows: list[Tensor]) -> tuple[Tensor, SequenceLayout]:
 
 @pytest.mark.parametrize("recurrent", RECURRENT)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_packed_padded_and_alone_are_one(choice: str, recurrent: str) -> None:
+def test_outputs_are_the_same_packed_padded_and_alone(choice: str, recurrent: str) -> None:
     rows = _tokens()
     heads = {"features": CHOICES[choice], "recurrent": RECURRENT[recurrent]}
     for head in (TaggerConfig(labels=("a", "b", "c"), **heads), SpansConfig(**heads)):
@@ -86,7 +86,7 @@ def test_packed_padded_and_alone_are_one(choice: str, recurrent: str) -> None:
         assert torch.allclose(torch.cat(alone), packed, atol=1e-5)
 
 
-def test_a_projection_maps_the_pooled_vector() -> None:
+def test_projection_maps_the_pooled_vector() -> None:
     tokens, layout = _padded(_tokens())
     model = _model(EmbedderConfig(projection=5, features=FeaturesConfig(layers=0)))
     means = layout.means(model.encoder.final_norm(model.encoder.embedding(tokens, layout)))
@@ -97,14 +97,14 @@ def test_a_projection_maps_the_pooled_vector() -> None:
     assert _model(EmbedderConfig()).encode([]).shape == (0, model.config.encoder.width)
 
 
-def test_a_bilstm_takes_empty_sequences_at_the_end() -> None:
+def test_bilstm_supports_trailing_empty_sequences() -> None:
     rows = _tokens()
     model = _model(TaggerConfig(labels=("a", "b"), recurrent=RecurrentConfig(width=8)))
     assert torch.allclose(model.outputs(*_packed(rows, empty=2)), model.outputs(*_packed(rows)), atol=1e-6)
 
 
 def _states(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[Tensor]:
-    """The embedding's states and those of every layer."""
+    """Return the hidden states of the embedding and of every layer."""
     return [
         model.encoder.final_norm(states)
         for states in model.encoder.run(EncoderInputs(tokens, layout), Want(all_hidden_states=True)).hidden_states
@@ -112,7 +112,7 @@ def _states(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[Tensor
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "modern-small"])
-def test_states_are_those_asked_for(name: str) -> None:
+def test_head_reads_the_requested_layers(name: str) -> None:
     def made(config: FeaturesConfig) -> Tensor:
         model = _model(TaggerConfig(labels=("a",), features=config), name, **overrides)
         head = model.task_head
@@ -142,29 +142,29 @@ def test_states_are_those_asked_for(name: str) -> None:
         assert torch.allclose(made(CHOICES[choice]), states, atol=1e-5), choice
 
 
-def test_more_layers_than_there_are_is_said() -> None:
+def test_too_many_layers_raise() -> None:
     model = _model(TaggerConfig(labels=("a",), features=FeaturesConfig(layers=3, skip=1)))
-    with pytest.raises(InputError, match="the states of 4 layers are asked for; this encoder has 3"):
+    with pytest.raises(InputError, match="hidden states of 4 layers are requested; this encoder has 3"):
         model.outputs(*_packed(_tokens()))
-    with pytest.raises(InputError, match="skip is 2 and layers is 0"):
+    with pytest.raises(InputError, match="skip is 2, but layers is 0"):
         FeaturesConfig.parse({"layers": 0, "skip": 2})
 
 
-def test_even_weights_at_first() -> None:
+def test_layer_weights_start_equal() -> None:
     states = [torch.randn(2, 3, 4) for _ in range(3)]
     features = LayerFeatures(4, FeaturesConfig(layers=3, combine="weighted"), None)
     assert torch.allclose(features(states, SequenceLayout.full(2, 3)), sum(states) / 3, atol=1e-6)  # type: ignore[arg-type]
 
 
-def test_the_choice_of_a_head_reaches_it() -> None:
+def test_head_settings_are_applied() -> None:
     choice = HeadChoice(dropout=0.3, features=CHOICES["all side by side"], recurrent=RECURRENT["BiLSTM"])
     head = choice.applied(TaggerConfig(labels=("a",)))
     assert head == TaggerConfig(
         labels=("a",), dropout=0.3, features=CHOICES["all side by side"], recurrent=RECURRENT["BiLSTM"]
     )
-    with pytest.raises(InputError, match=r"head\.pooling is 'mean'; a head of kind 'tagger' has none"):
+    with pytest.raises(InputError, match=r"head\.pooling is 'mean', but a head of kind 'tagger' has no pooling"):
         HeadChoice(pooling="mean").applied(TaggerConfig(labels=("a",)))
-    with pytest.raises(InputError, match=r"head\.hidden is 'gelu'; a head of kind 'tagger' has none"):
+    with pytest.raises(InputError, match=r"head\.hidden is 'gelu', but a head of kind 'tagger' has no hidden"):
         HeadChoice(hidden="gelu").applied(TaggerConfig(labels=("a",)))
 
 
@@ -185,7 +185,9 @@ SETTINGS = [
 @pytest.mark.parametrize(
     ("choice", "recurrent"), [("embedding", "linear"), ("all side by side", "BiLSTM"), ("weighted", "linear")]
 )
-def test_a_frozen_encoder_keeps_its_weights_and_the_head_learns(choice: str, recurrent: str, tmp_path: Path) -> None:
+def test_frozen_encoder_keeps_its_weights_while_the_head_is_trained(
+    choice: str, recurrent: str, tmp_path: Path
+) -> None:
     features, lstm = CHOICES[choice], RECURRENT[recurrent]
     chosen = [
         f"head.features={{layers={features.layers}, skip={features.skip}, combine={features.combine!r}}}",
@@ -211,7 +213,7 @@ def test_a_frozen_encoder_keeps_its_weights_and_the_head_learns(choice: str, rec
     assert loaded.config.heads == runs[3].config.heads
 
 
-def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
+def test_frozen_encoder_has_no_dropout_and_is_reproducible() -> None:
     model = _model(TaggerConfig(labels=("a", "b"), dropout=0.0, recurrent=RecurrentConfig(width=8)), dropout=0.5)
     tokens, layout = _packed(_tokens())
     item = torch.arange(len(LENGTHS))
@@ -229,9 +231,7 @@ def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
     assert not torch.equal(loose.outputs(model, batch), loose.outputs(model, batch))
 
 
-def test_a_run_on_a_frozen_encoder_goes_on_as_if_never_broken_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_with_a_frozen_encoder_is_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for part in ("train", "dev"):

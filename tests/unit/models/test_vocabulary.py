@@ -1,4 +1,4 @@
-"""A model that knows fewer tokens says of texts in them what it said before."""
+"""A model with a reduced vocabulary has the same outputs for texts in the kept tokens."""
 
 from pathlib import Path
 
@@ -33,18 +33,18 @@ def model_of(name: str, **changes: object) -> Model:
     model = bertsmith.build(config_of(name).changed(**changes), seed=0).eval()
     for head in model.heads.values():
         if isinstance(getattr(head, "bias", None), torch.Tensor):
-            torch.nn.init.normal_(head.bias)  # fresh ones are all nought
+            torch.nn.init.normal_(head.bias)  # fresh biases are 0
     return model
 
 
 def tokens_of() -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of the small model, and the same ones as the whole model has them."""
+    """Return token ids of the small model, and the same tokens as ids of the whole model."""
     small = torch.randint(0, len(IDS), (3, 7))
     return small, torch.tensor(IDS)[small]
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "bert-tiny of rank 6"])
-def test_states_and_outputs_stay(name: str, tmp_path: Path) -> None:
+def test_hidden_states_and_outputs_do_not_change(name: str, tmp_path: Path) -> None:
     heads = (*config_of(name.split()[0]).heads, ClassifierConfig(labels=("a", "b", "c")))
     model = model_of(name.split()[0], heads=heads)
     if "rank" in name:
@@ -63,7 +63,7 @@ def test_states_and_outputs_stay(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "albert-base", "deberta-v3-small-generator", "convbert-small-generator"])
-def test_scores_of_tokens_stay(name: str) -> None:
+def test_token_scores_do_not_change(name: str) -> None:
     model = model_of(name)
     small = keep_tokens(model, IDS)
     new, old = tokens_of()
@@ -72,14 +72,14 @@ def test_scores_of_tokens_stay(name: str) -> None:
     for part, tokens in ((small, new), (model, old)):
         states = part.run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
         scores.append(part.head("masked_tokens")(states, part.token_table))
-    # as many products as tokens are summed in another order
+    # sums over the vocabulary have another order
     torch.testing.assert_close(scores[0], scores[1][..., IDS], rtol=0, atol=1e-5)
     assert torch.equal(small.head("masked_tokens").bias, model.head("masked_tokens").bias[IDS])
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
 @pytest.mark.parametrize("name", ["electra-small", "deberta-v3-small"])
-def test_generators_shrink_too(name: str, sharing: str, tmp_path: Path) -> None:
+def test_generator_vocabulary_is_reduced(name: str, sharing: str, tmp_path: Path) -> None:
     config = config_of(name)
     kept = GeneratorConfig(model=generator_of(config, width=0.5, depth=0.5), sharing=sharing)
     model = fold(bertsmith.build(config.changed(generator=kept), seed=0).eval())
@@ -98,7 +98,7 @@ def test_generators_shrink_too(name: str, sharing: str, tmp_path: Path) -> None:
     loaded = bertsmith.load(tmp_path / "small")
     assert torch.equal(loaded(new), model(old))
     assert torch.equal(loaded.generator(new), model.generator(old))
-    # in its training form it comes back folded, and stays as it was itself
+    # an unfolded model is returned folded and is not modified
     unfolded = unfold(model)
     expected = unfolded(old)
     assert torch.equal(keep_tokens(unfolded, IDS)(new), expected)
@@ -106,7 +106,7 @@ def test_generators_shrink_too(name: str, sharing: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["given", "own"])
-def test_a_decoder_shrinks_too(table: str) -> None:
+def test_decoder_vocabulary_is_reduced(table: str) -> None:
     config = config_of("transformer-tiny")
     assert config.decoder is not None
     decoder = config.decoder.changed(embedding=config.decoder.embedding.changed(table=table))
@@ -123,27 +123,27 @@ def test_a_decoder_shrinks_too(table: str) -> None:
     assert small.config.decoder.vocabulary == small.config.encoder.vocabulary == len(IDS)
 
 
-def test_the_tokenizer_belongs_to_it() -> None:
+def test_tokenizer_must_match_the_ids() -> None:
     model = model_of("bert-tiny")
     model.tokenizer = learn_tokenizer(["a bee sees a sea"] * 9, "wordpiece", 60, progress=False)
     size = model.tokenizer.size
     small = keep_tokens(model, [*range(size)], model.tokenizer)
     assert small.tokenizer is model.tokenizer
     assert keep_tokens(model, IDS).tokenizer is None
-    with pytest.raises(InputError, match=f"the tokenizer has {size} tokens and ids 9; they must be as many"):
+    with pytest.raises(InputError, match=f"the tokenizer has {size} tokens and ids 9 entries; they must be equal"):
         keep_tokens(model, IDS, model.tokenizer)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_inputs_raise() -> None:
     model = model_of("bert-tiny")
     for ids in ([], [1, 1], [0, 60], [-1, 2]):
-        with pytest.raises(InputError, match=f"ids holds {len(ids)} tokens; allowed: some of 0 to 59, each once"):
+        with pytest.raises(InputError, match=f"ids has {len(ids)} entries; allowed: one or more of 0 to 59"):
             keep_tokens(model, ids)
     with pytest.raises(InputError, match=r"embedding\.rank is 10; allowed: up to 9"):
         keep_tokens(factorise(model, 10), IDS)
 
 
-def test_weights_decide_which_rows_are_near() -> None:
+def test_weights_determine_the_accuracy_of_rows() -> None:
     model = model_of("bert-tiny").double()
     table = model.token_table.detach()
     weights = torch.rand(60, dtype=torch.float64) ** 4
@@ -151,16 +151,16 @@ def test_weights_decide_which_rows_are_near() -> None:
     plain, weighted = factorise(model, 6).token_table, factorise(model, 6, weights).token_table
     errors = [(weights * (table - near).square().sum(1)).sum() for near in (plain, weighted)]
     assert errors[1] < 0.8 * errors[0]
-    # Eckart and Young 1936 for the rows as their weights scale them
+    # Eckart and Young 1936 for the weighted rows
     sizes = torch.linalg.svdvals(weights.sqrt()[:, None] * table)
     torch.testing.assert_close(errors[1], sizes[6:].square().sum())
     assert (weighted[::7] - table[::7]).norm() < table[::7].norm()
     torch.testing.assert_close(factorise(model, 6, torch.ones(60)).token_table, plain)
-    # more columns than rows that weigh anything
+    # the rank exceeds the number of rows with weight
     few = torch.zeros(60)
     few[:3] = 1
     torch.testing.assert_close(factorise(model, 6, few).token_table[:3], table[:3])
     with pytest.raises(InputError, match=r"weights has shape \(3,\); allowed: \(60,\)"):
         factorise(model, 6, torch.ones(3))
-    with pytest.raises(InputError, match="weights goes from 0 to 0; allowed: 0 and up, some above 0"):
+    with pytest.raises(InputError, match="weights range from 0 to 0; allowed: finite, 0 or more, not all 0"):
         factorise(model, 6, torch.zeros(60))

@@ -1,4 +1,4 @@
-"""Students and teachers that are compared: small models in float64, one loss between two of them."""
+"""Small students and teachers in float64, and the loss of one distillation term between them."""
 
 import torch
 from small_tasks import gradients, make_batch
@@ -11,7 +11,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
 from bertsmith.objectives.distillation.base import DistillationTerm
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, name_terms
 from bertsmith.objectives.supervised import Classes, Supervised
 
 LABELS = ("a", "b", "c")
@@ -26,7 +26,7 @@ def model_of(
     heads: int = 2,
     head: HeadConfig | None = None,
 ) -> Model:
-    """A model in float64 with weights large enough for every part to matter."""
+    """Return a model in float64 with weights large enough for every module to matter."""
     sizes = {"width": width, "layers": layers, "heads": heads, "max_length": 16, "dropout": 0.0, "init_std": 0.3}
     sizes |= {"vocabulary": 20, "embedding_width": 8, "features": 8, "span": 4, "max_distance": 8, "neurons": 32}
     config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
@@ -40,7 +40,7 @@ def model_of(
 
 
 def with_width(student: Model, teacher: Model) -> Model:
-    """The student with the layer that makes its states as wide as the teacher's."""
+    """Return the student with a projection to the teacher's width."""
     head = TeacherWidthConfig(teacher=teacher.config.encoder.width)
     fitted, _ = fit_heads(student, student.config.changed(heads=(*student.config.heads, head)), "student", seed=3)
     return fitted.double()
@@ -49,15 +49,15 @@ def with_width(student: Model, teacher: Model) -> Model:
 def mean_of(
     term: DistillationTerm, student: Model, teacher: Model, layout: str, task: Supervised | None = None
 ) -> Tensor:
-    """The loss of one term as the trainer takes it: the sum divided by what is counted."""
-    objective = Distillation(task or Classes(), named([term]), teacher=teacher)
+    """Return the mean loss of one term, as the trainer computes it."""
+    objective = Distillation(task or Classes(), name_terms([term]), teacher=teacher)
     (part,) = objective.parts(objective.prepare(make_batch(layout), 0))
     name = term.kind
     return objective(student, part)[name].loss / objective.counts(part)[name]
 
 
 def assert_same(model: Model, loss: Tensor, expected: Tensor) -> None:
-    """Two losses are equal with their gradients; no gradient is one of nothing."""
+    """Assert that two losses and their gradients are equal; a missing gradient counts as 0."""
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-9)
     found, reference = gradients(model, loss), gradients(model, expected)
     assert any(gradient.abs().max() > 0 for gradient in reference.values())

@@ -1,4 +1,4 @@
-"""What the tests of tasks' objectives share: small models with a head, a batch with all kinds of targets, gradients."""
+"""Helpers for task objectives: small models with a head, a batch with all kinds of targets, gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ CLASSES = ClassifierConfig(labels=("a", "b", "c"))
 
 
 def make(name: str = "bert-tiny", head: HeadConfig = CLASSES) -> Model:
-    """A model in float64 whose biases are not nothing, and whose words are told apart."""
+    """Return a model in float64 with non-zero biases and distinct token vectors."""
     sizes = {key: value for key, value in SIZES.items() if key in overridable(name)}
     model = with_task_head(build(preset(name, **sizes), seed=0), head.changed(dropout=0.0), seed=0).double()
     draws = torch.Generator().manual_seed(1)
@@ -68,17 +68,22 @@ def make_batch(layout: str = "packed") -> TaskBatch:
     }
     if layout == "packed":
         starts = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-        lie: Callable[[list[Tensor], int], Tensor] = lambda rows, filling: torch.cat(rows)  # noqa: E731
-        lies = SequenceLayout.packed(starts, max(LENGTHS))
+        collate: Callable[[list[Tensor], int], Tensor] = lambda rows, padding: torch.cat(rows)  # noqa: E731
+        sequence_layout = SequenceLayout.packed(starts, max(LENGTHS))
     else:
         max_length = max(LENGTHS) + 1
 
-        def lie(rows: list[Tensor], filling: int) -> Tensor:
-            return torch.stack([nn.functional.pad(row, (0, max_length - len(row)), value=filling) for row in rows])
+        def collate(rows: list[Tensor], padding: int) -> Tensor:
+            return torch.stack([nn.functional.pad(row, (0, max_length - len(row)), value=padding) for row in rows])
 
-        lies = SequenceLayout.padded(torch.arange(max_length) < torch.tensor(LENGTHS)[:, None])
+        sequence_layout = SequenceLayout.padded(torch.arange(max_length) < torch.tensor(LENGTHS)[:, None])
     return TaskBatch(
-        lie(texts, 0), lies, None, torch.arange(3), {**whole, "tags": lie(tags, IGNORED)}, real_tokens=sum(LENGTHS)
+        collate(texts, 0),
+        sequence_layout,
+        None,
+        torch.arange(3),
+        {**whole, "tags": collate(tags, IGNORED)},
+        real_tokens=sum(LENGTHS),
     )
 
 
@@ -89,7 +94,7 @@ def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
 
 
 def losses(objective: Any, model: Model, batch: TaskBatch, seed: int = 7) -> dict[str, Tensor]:
-    """The mean of each term."""
+    """Return the mean of each term."""
     torch.manual_seed(seed)
     counts, sums = objective.counts(batch), objective(model, batch)
     return {name: sums[name].loss / counts[name] for name in objective.terms}

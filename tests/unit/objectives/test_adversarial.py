@@ -1,4 +1,4 @@
-"""Adversarial training against a transcription of it that goes by hooks: losses and every gradient, in float64."""
+"""Adversarial training against a transcription with hooks: losses and every gradient, in float64."""
 
 from collections.abc import Callable
 
@@ -22,9 +22,9 @@ def transcribed(
     first: Callable[[Tensor, Tensor], Tensor],
     second: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The clean scores, the adversarial loss and the change of the noise, step by step as the method is described.
+    """Return the clean scores, the adversarial loss and the change of the noise, step by step as in the paper.
 
-    The vectors are caught before the norm of the embedding, and in the first pass no parameter wants a gradient.
+    Hooks read the vectors before the embedding's norm; in the first pass no parameter requires a gradient.
     """
     noise_std, rate, state = 1e-2, 1e-4, {}
 
@@ -66,8 +66,8 @@ def both_ways(one: Tensor, other: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["sift", "vat"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_equals_a_transcription(name: str, kind: str) -> None:
-    """Both terms and every gradient."""
+def test_loss_equals_a_transcription(name: str, kind: str) -> None:
+    """Compare both terms and every gradient."""
     model, batch = make(name), make_batch()
     objective = Adversarial(Classes(), AdversarialConfig(kind=kind, weight=3.0))
     found = losses(objective, model, batch)
@@ -99,17 +99,17 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_task(name: str) -> None:
-    """Numbers by their square, both ways; labels one by one; tags where there are targets."""
-    task, head, apart = KINDS[name]
+    """Squared error for numbers, in both directions; one divergence per label; tags at targets only."""
+    task, head, divergence = KINDS[name]
     model, batch = make(head=head), make_batch()
     found = losses(Adversarial(task, AdversarialConfig(kind="sift")), model, batch)["adversarial"]
 
-    def second(moved: Tensor, clean: Tensor) -> Tensor:
-        if name == "numbers":  # each in turn stands still
-            return ((moved - clean.detach()).square() + (moved.detach() - clean).square()).mean()
-        return apart(moved, clean, batch).mean()
+    def second(perturbed: Tensor, clean: Tensor) -> Tensor:
+        if name == "numbers":  # each is the fixed target in turn
+            return ((perturbed - clean.detach()).square() + (perturbed.detach() - clean).square()).mean()
+        return divergence(perturbed, clean, batch).mean()
 
-    _, expected, _ = transcribed(model, batch, "sift", lambda a, b: apart(a, b, batch).sum(), second)
+    _, expected, _ = transcribed(model, batch, "sift", lambda a, b: divergence(a, b, batch).sum(), second)
     assert_same(model, found, expected)
     assert found > 0
     assert max(gradient.abs().max() for gradient in gradients(model, found).values()) > 1e-4

@@ -14,7 +14,7 @@ from bertsmith.objectives.supervised import Choices, Spans
 
 
 def more_targets(layout: str) -> TaskBatch:
-    """Windows with their spans; and as one item of two choices and one of a single one."""
+    """Return a batch with answer spans, and with an item of two choices and one of a single choice."""
     batch = make_batch(layout)
     positions = {"start": torch.tensor([1, 0, 2]), "end": torch.tensor([3, 0, 5])}
     return replace(batch, targets={**batch.targets, **positions})
@@ -22,7 +22,7 @@ def more_targets(layout: str) -> TaskBatch:
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_spans(layout: str) -> None:
-    """A softmax over the tokens of each window, for the start and for the end."""
+    """A softmax over the tokens of each window, for start and end."""
     model, batch = make(head=SpansConfig()), more_targets(layout)
     task = Spans()
     outputs = model.outputs(batch.tokens, batch.layout)
@@ -56,10 +56,10 @@ def test_choices() -> None:
     first, second = torch.randn(3, 1), torch.randn(3, 1)
     found = symmetric_kl(Choices().comparable_logits(first, batch), Choices().comparable_logits(second, batch))
     torch.testing.assert_close(found[:1], symmetric_kl(first[:2].T, second[:2].T))
-    assert found[1] == 0  # there is nothing to choose
+    assert found[1] == 0  # a single choice has probability 1
 
 
-def test_cosines_are_numbers() -> None:
+def test_cosine_tasks_are_regression() -> None:
     model, batch = make(head=EmbedderConfig()), make_batch()
     starts = batch.layout.starts
     layout = replace(batch.layout, batch=2, starts=starts[:3])

@@ -1,4 +1,4 @@
-"""The rules that the three passes of adversarial training must keep: noise, ascent, gradients, layouts, wrappers."""
+"""The three passes of adversarial training: noise, ascent, gradients, layouts, DDP."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,24 +20,24 @@ from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
-from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
+from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascend, draw_noise
 from bertsmith.objectives.base import Sums, soft_cross_entropy, squared_error
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, training_objective
 
 
-def test_noise_is_normal_and_cut_off() -> None:
+def test_noise_is_truncated_normal() -> None:
     noise = draw_noise(torch.empty(500, 200), SequenceLayout.full(1, 500), 0.01)
     assert noise.dtype == torch.float32
     assert noise.abs().max() == torch.tensor(0.02)
-    # of a normal variable cut off at two deviations: its mean square, and how often it lies at the ends
+    # mean square of a normal clamped at two standard deviations, and the fraction of clamped values
     assert noise.square().mean().sqrt() / 0.01 == pytest.approx(0.9205**0.5, abs=0.01)
     assert (noise.abs() == 0.02).float().mean() == pytest.approx(0.0455, abs=0.003)
     half = draw_noise(torch.empty(3, 4, dtype=torch.bfloat16), SequenceLayout.full(1, 3), 0.01)
     assert half.dtype == torch.float32
 
 
-def test_pads_have_no_noise_and_cost_no_draws() -> None:
+def test_padding_has_no_noise_and_no_draws() -> None:
     padded, packed = make_batch("padded").layout, make_batch("packed").layout
     torch.manual_seed(3)
     noise = draw_noise(torch.empty(3, 8, 5), padded, 0.01)
@@ -46,21 +46,21 @@ def test_pads_have_no_noise_and_cost_no_draws() -> None:
     assert noise[~padded.is_token].abs().max() == 0
 
 
-def test_a_step_up_is_as_long_as_the_rate_in_every_vector() -> None:
+def test_ascent_step_has_max_norm_rate_per_vector() -> None:
     noise, gradient = torch.randn(4, 6), torch.randn(4, 6) * torch.tensor([1e3, 1.0, 1e-3, 0.0])[:, None]
-    change = ascended(noise, gradient, 0.5) - noise
+    change = ascend(noise, gradient, 0.5) - noise
     assert change.abs().amax(-1).tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0], rel=1e-2, abs=1e-9)
     assert torch.equal(change[:3].sign(), gradient[:3].sign())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_noise_stays_where_the_gradient_is_not_finite(value: float) -> None:
+def test_non_finite_gradient_leaves_the_noise_unchanged(value: float) -> None:
     noise, gradient = torch.randn(4, 6), torch.randn(4, 6)
     gradient[2, 3] = value
-    assert torch.equal(ascended(noise, gradient, 0.5), noise)
+    assert torch.equal(ascend(noise, gradient, 0.5), noise)
 
 
-def test_the_step_moves_the_beliefs_further_apart() -> None:
+def test_ascent_step_increases_the_divergence() -> None:
     model, batch = make(), make_batch()
     vectors = torch.randn(sum(LENGTHS), 16, dtype=torch.float64)
 
@@ -71,12 +71,12 @@ def test_the_step_moves_the_beliefs_further_apart() -> None:
     noise, clean = draw_noise(vectors, batch.layout, 1e-2).requires_grad_(), scores(torch.zeros(())).detach()
     distance = soft_cross_entropy(scores(noise), clean).sum()
     (gradient,) = torch.autograd.grad(distance, noise)
-    assert soft_cross_entropy(scores(ascended(noise, gradient, 1e-4)), clean).sum() > distance
-    assert soft_cross_entropy(scores(ascended(noise, -gradient, 1e-4)), clean).sum() < distance
+    assert soft_cross_entropy(scores(ascend(noise, gradient, 1e-4)), clean).sum() > distance
+    assert soft_cross_entropy(scores(ascend(noise, -gradient, 1e-4)), clean).sum() < distance
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-small"])
-def test_the_first_pass_leaves_no_gradient_and_computes_none(name: str) -> None:
+def test_noise_pass_computes_no_weight_gradients(name: str) -> None:
     model, batch = make(name), make_batch()
     objective = Adversarial(Classes(), AdversarialConfig(kind="sift"))
     arrived: list[str] = []
@@ -90,8 +90,8 @@ def test_the_first_pass_leaves_no_gradient_and_computes_none(name: str) -> None:
     assert len(arrived) == len(set(arrived)) == len(list(model.parameters()))
 
 
-def test_the_way_back_to_the_noise_costs_no_products_for_weights() -> None:
-    """Counted: three passes, and of one pass back what is left without the products that give weights' gradients."""
+def test_noise_gradient_skips_weight_gradient_products() -> None:
+    """Operations: three forward passes, and a backward pass without the products for weight gradients."""
     model, batch = make(), make_batch()
     objective = Adversarial(Classes(), AdversarialConfig(kind="sift"))
 
@@ -113,8 +113,8 @@ def test_the_way_back_to_the_noise_costs_no_products_for_weights() -> None:
 
 
 @dataclass(frozen=True)
-class Deaf(Classes):
-    """Classes of whose beliefs one lets no gradient through: those of the pass of that number."""
+class DetachedPass(Classes):
+    """Classes whose logits of one forward pass, given by its number, are detached."""
 
     deaf: int = 0
 
@@ -126,11 +126,11 @@ class Deaf(Classes):
         return outputs.detach() if len(self.passes) - 1 == self.deaf else outputs
 
 
-def test_the_loss_teaches_both_passes_and_only_the_clean_one_the_embedding() -> None:
+def test_only_the_clean_pass_trains_the_embedding() -> None:
     model, batch = make("electra-small"), make_batch()
     reached = {}
     for deaf in (0, 2):
-        loss = losses(Adversarial(Deaf(deaf=deaf), AdversarialConfig(kind="sift")), model, batch)["adversarial"]
+        loss = losses(Adversarial(DetachedPass(deaf=deaf), AdversarialConfig(kind="sift")), model, batch)["adversarial"]
         reached[deaf] = gradients(model, loss)
     tables = {f"encoder.embedding.{name}" for name in ("token_table", "type_table", "position.table")}
     every = {name for name, _ in model.named_parameters()}
@@ -154,7 +154,7 @@ def test_tags_packed_and_padded_are_the_same() -> None:
     assert_same(model, packed, padded)
 
 
-def test_draws_are_those_of_the_seed() -> None:
+def test_noise_depends_on_the_seed() -> None:
     model, batch = make(), make_batch()
     objective = Adversarial(Classes(), AdversarialConfig(kind="sift"))
     one, again, other = (losses(objective, model, batch, seed)["adversarial"] for seed in (5, 5, 6))
@@ -162,7 +162,7 @@ def test_draws_are_those_of_the_seed() -> None:
     assert not torch.equal(one, other)
 
 
-def test_under_autocast() -> None:
+def test_adversarial_loss_under_autocast() -> None:
     model, batch = make().float(), make_batch()
     objective = Adversarial(Classes(), AdversarialConfig(kind="sift"))
     expected = losses(objective, model, batch)["adversarial"]
@@ -184,7 +184,7 @@ def one_process() -> Iterator[None]:
 
 
 class Step(nn.Module):
-    """What the trainer wraps: a model with its objective."""
+    """A model with its objective, as the trainer wraps it."""
 
     def __init__(self, model: Model, objective: Adversarial) -> None:
         super().__init__()
@@ -194,14 +194,14 @@ class Step(nn.Module):
         return losses(self.objective, self.model, batch)
 
 
-def test_a_wrapper_that_gathers_gradients_sees_one_backward_pass() -> None:
-    """PyTorch's own would complain of a parameter that is ready twice, or wait for one that never is."""
+def test_ddp_wrapper_sees_one_backward_pass() -> None:
+    """DDP raises if a parameter is ready twice, and waits for one that never is."""
     model, batch = make(), make_batch()
     objective = Adversarial(Classes(), AdversarialConfig(kind="sift"))
     expected = gradients(model, sum(losses(objective, model, batch).values()))
     with one_process():
         wrapped = DistributedDataParallel(Step(model, objective))
-        for _ in range(2):  # the second time it would notice what the first left undone
+        for _ in range(2):  # DDP detects unfinished reductions of the first step in the second
             model.zero_grad()
             sum(wrapped(batch).values()).backward()
     for name, parameter in model.named_parameters():
@@ -221,8 +221,8 @@ def test_impossible_outcomes_do_not_count() -> None:
 
 
 @dataclass(frozen=True)
-class Silent(Supervised):
-    """A kind of task that says nothing of beliefs."""
+class NoLogits(Supervised):
+    """A task without comparable logits."""
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         return Sums(outputs.sum(), {})
@@ -231,12 +231,12 @@ class Silent(Supervised):
         return torch.tensor(1)
 
 
-def test_a_task_that_does_not_say_what_its_outputs_mean_is_refused() -> None:
-    with pytest.raises(InputError, match="what Silent learns from is no belief"):
-        Adversarial(Silent(), AdversarialConfig(kind="sift"))(make(), make_batch())
+def test_task_without_comparable_logits_raises() -> None:
+    with pytest.raises(InputError, match="NoLogits has no comparable logits"):
+        Adversarial(NoLogits(), AdversarialConfig(kind="sift"))(make(), make_batch())
 
 
-def test_a_frozen_encoder_is_refused() -> None:
+def test_frozen_encoder_raises() -> None:
     with pytest.raises(InputError, match="encoder is frozen"):
         Adversarial(Classes(frozen="all"), AdversarialConfig(kind="vat"))
 
@@ -244,7 +244,7 @@ def test_a_frozen_encoder_is_refused() -> None:
 SETTINGS = {"model": "bert-tiny", "task": {"kind": "classification"}}
 
 
-def test_settings_choose_it() -> None:
+def test_settings_select_adversarial_training() -> None:
     plain = FinetuneSettings.parse(SETTINGS)
     assert plain.adversarial.kind == "none"
     assert training_objective(Classes(), plain) == Classes()
@@ -261,6 +261,6 @@ def test_settings_choose_it() -> None:
     ("changes", "sentence"),
     [({"encoder": {"frozen": "all"}}, "encoder.frozen is 'all'"), ({"run": {"compile": "whole"}}, "run.compile")],
 )
-def test_settings_that_do_not_go_with_it(changes: dict, sentence: str) -> None:
+def test_incompatible_settings_raise(changes: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         FinetuneSettings.parse({**SETTINGS, "adversarial": {"kind": "sift"}, **changes})

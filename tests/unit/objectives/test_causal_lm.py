@@ -1,4 +1,4 @@
-"""Next-token losses against a plain loop over prefixes, and the joint objective against its two parts."""
+"""Next-token losses against a plain loop over prefixes, and the joint objective against its terms."""
 
 import pytest
 import torch
@@ -31,11 +31,11 @@ def sequences() -> list[Tensor]:
     return [torch.tensor([START, *text, END]) for text in TEXTS]
 
 
-def packed(filling: int = 3) -> TokenBatch:
-    lengths = [*map(len, sequences()), filling]
-    tokens = torch.cat([*sequences(), torch.full((filling,), PAD)])
+def packed(padding: int = 3) -> TokenBatch:
+    lengths = [*map(len, sequences()), padding]
+    tokens = torch.cat([*sequences(), torch.full((padding,), PAD)])
     layout = SequenceLayout.packed(torch.tensor([0, *lengths, 0]).cumsum(0).int(), 9)
-    return TokenBatch(tokens, layout, torch.arange(5), real_tokens=sum(lengths) - filling)
+    return TokenBatch(tokens, layout, torch.arange(5), real_tokens=sum(lengths) - padding)
 
 
 def padded() -> TokenBatch:
@@ -62,15 +62,15 @@ def test_targets_by_hand() -> None:
     assert next_tokens(packed()).tolist() == expected
     rows = [[5, 9, 7, END], [END], [11, 12, 13, 14, 15, 16, END], []]
     assert next_tokens(padded()).tolist() == [token for row in rows for token in row + [IGNORED] * (9 - len(row))]
-    # rows of one length without any pad
+    # rows without padding
     full = TokenBatch(torch.arange(6).view(2, 3), SequenceLayout.full(2, 3), torch.arange(2), real_tokens=6)
     assert next_tokens(full).tolist() == [1, 2, IGNORED, 4, 5, IGNORED]
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("batch", [packed(), packed(filling=0), padded()], ids=["filled", "packed", "padded"])
-def test_loss_and_gradients_are_those_of_a_plain_loop(name: str, batch: TokenBatch) -> None:
-    """Every prefix goes alone through the causal network, which says what follows it."""
+@pytest.mark.parametrize("batch", [packed(), packed(padding=0), padded()], ids=["filled", "packed", "padded"])
+def test_loss_and_gradients_equal_a_plain_loop(name: str, batch: TokenBatch) -> None:
+    """Run every prefix alone through the causal network to predict its next token."""
     model = make(name)
     twin = rebuild(model, model.config.causal())
     expected, hits, count = torch.zeros((), dtype=torch.float64), 0, 0
@@ -83,22 +83,22 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(name: str, batch: TokenBat
             scores = twin.head("masked_tokens")(states, twin.token_table)[0]
             expected = expected - scores.log_softmax(-1)[sequence[length]]
             hits, count = hits + int(scores.argmax() == sequence[length]), count + 1
-    wanted = gradients(twin, expected)
+    expected_gradients = gradients(twin, expected)
     objective = CausalLM()
     prepared = objective.prepare(batch, 0)
     assert int(objective.counts(prepared)["next_token"]) == count == 12
-    # a causal call on the network as it is, and the network whose config is causal
+    # a causal forward pass of the network, and a network with a causal config
     for form in (model, twin):
         sums = objective(form, prepared)["next_token"]
         torch.testing.assert_close(sums.loss, expected, rtol=1e-11, atol=0)
         assert tuple(map(int, sums.metrics["accuracy"])) == (hits, count)
-        for found, grad in zip(gradients(form, sums.loss), wanted, strict=True):
+        for found, grad in zip(gradients(form, sums.loss), expected_gradients, strict=True):
             torch.testing.assert_close(found, grad, rtol=1e-9, atol=1e-11)
-    assert sum(grad.abs().sum() > 0 for grad in wanted) > 20
+    assert sum(grad.abs().sum() > 0 for grad in expected_gradients) > 20
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_joint_loss_is_the_sum_of_its_parts(name: str) -> None:
+def test_joint_loss_is_the_weighted_sum(name: str) -> None:
     model, masked, causal, batch = make(name), both_ways(), CausalLM(), packed()
     joint = MaskedAndCausal(masked, causal, weight=0.3)
     prepared = joint.prepare(batch, 6)
@@ -116,14 +116,14 @@ def test_the_joint_loss_is_the_sum_of_its_parts(name: str) -> None:
     parts = zip(gradients(model, first), gradients(model, second), strict=True)
     for found, (grad, other) in zip(gradients(model, loss), parts, strict=True):
         torch.testing.assert_close(found, grad + 0.3 * other, rtol=1e-10, atol=1e-12)
-    # the masked half sees both ways: a later token changes it
+    # masked prediction is bidirectional: a later token changes it
     tokens = batch.tokens.clone()
     tokens[13] = 20
     other = TokenBatch(tokens, batch.layout, batch.sample, batch.real_tokens)
     assert not torch.equal(masked(model, masked.prepare(other, 6))["masked_tokens"].loss, sums["masked_tokens"].loss)
 
 
-def test_evaluation_is_at_the_common_rate() -> None:
+def test_evaluation_uses_the_default_masking_rate() -> None:
     joint = MaskedAndCausal(both_ways(), CausalLM(), weight=0.3)
     plain = joint.for_evaluation()
     assert plain.masked.config.masking == MaskingConfig()

@@ -1,4 +1,4 @@
-"""Terms of distillation over all families, layouts and terms; what does not fit; the maps of layers."""
+"""Distillation terms for all families and layouts; incompatible pairs; layer maps."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_scores_are_what_the_map_is_the_softmax_of(name: str) -> None:
+def test_attention_map_is_the_softmax_of_the_scores(name: str) -> None:
     model = model_of(name, seed=0).eval()
     batch = make_batch("padded")
     encoded = model.run(EncoderInputs(batch.tokens, batch.layout), Want(task=True, all_hidden_states=True))
@@ -43,11 +43,11 @@ def test_scores_are_what_the_map_is_the_softmax_of(name: str) -> None:
 
 
 CASES = [(name, kind) for name in (*FAMILIES, "performer-small") for kind in sorted(TERMS)]
-CASES.remove(("performer-small", "attention"))  # it has no scores, which another test says
+CASES.remove(("performer-small", "attention"))  # it has no attention scores, which another test covers
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_packed_is_padded_for_every_family(name: str, kind: str) -> None:
+def test_packed_equals_padded_for_every_family(name: str, kind: str) -> None:
     student, teacher = model_of(name, seed=0), model_of(name, seed=1)
     packed, padded = (mean_of(TERMS[kind](), student, teacher, layout) for layout in ("packed", "padded"))
     assert packed > 0
@@ -55,13 +55,13 @@ def test_packed_is_padded_for_every_family(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(TERMS) - {"labels", "outputs"}))
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(kind: str) -> None:
+def test_student_equal_to_its_teacher_has_no_loss(kind: str) -> None:
     student = model_of(seed=0)
     torch.testing.assert_close(mean_of(TERMS[kind](), student, student, "packed").item(), 0.0, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["hidden_states", "cosine", "patience"])
-def test_where_norms_stand_first_the_growth_of_the_stream_teaches_nothing(kind: str) -> None:
+def test_pre_norm_states_are_compared_after_the_final_norm(kind: str) -> None:
     student, teacher = model_of("disentangled-small", seed=0), model_of("disentangled-small", seed=0)
     with torch.no_grad():  # twice all that is added to the stream: the same network, since every reader has a norm
         for name, parameter in student.named_parameters():
@@ -70,20 +70,20 @@ def test_where_norms_stand_first_the_growth_of_the_stream_teaches_nothing(kind: 
 
 
 @pytest.mark.parametrize("kind", sorted(set(TERMS) - {"labels"}))
-def test_the_teacher_gets_no_gradient(kind: str) -> None:
+def test_teacher_gets_no_gradient(kind: str) -> None:
     student, teacher = model_of(seed=0), model_of(seed=1)
     mean_of(TERMS[kind](), student, teacher, "packed").backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
-def test_a_loss_between_states_leaves_no_weight_without_a_gradient() -> None:
+def test_state_losses_give_every_weight_a_gradient() -> None:
     student, teacher = model_of(seed=0), model_of(seed=1)
     mean_of(AttentionTerm(), student, teacher, "packed").backward()
     assert all(p.grad is not None for n, p in student.named_parameters() if not n.startswith("encoder.embedding.type"))
     assert float(student.heads["classifier"].score.weight.grad.abs().max()) == 0.0
 
 
-def test_parts_of_a_layer_of_a_sub_network() -> None:
+def test_projections_of_a_subnet_layer() -> None:
     model, batch = model_of(seed=0, heads=4).eval(), make_batch("packed")
     cut = model.run(
         EncoderInputs(batch.tokens, batch.layout, subnet=Subnet(width=0.5)), Want(task=True, all_hidden_states=True)
@@ -93,7 +93,7 @@ def test_parts_of_a_layer_of_a_sub_network() -> None:
     assert cut.attention_scores(1).shape == (3, 2, 7, 7)
 
 
-def test_sentences_of_what_does_not_fit() -> None:
+def test_incompatible_pairs_raise() -> None:
     student = model_of(seed=0)
     with pytest.raises(
         InputError, match="layer 1 of the student has 2 heads and the teacher's 4; the term 'attention'"
@@ -103,15 +103,15 @@ def test_sentences_of_what_does_not_fit() -> None:
         mean_of(AttentionTerm(), student, model_of("performer-small", seed=1), "packed")
     with pytest.raises(InputError, match="DynamicConv has no query, key and value"):
         mean_of(RelationTerm(), student, model_of("dynamicconv-base", seed=1), "packed")
-    with pytest.raises(InputError, match=r"relation_heads is 5; allowed: what divides the student's .* 16 numbers"):
+    with pytest.raises(InputError, match=r"relation_heads is 5; allowed: a divisor of 16, the width of the student's"):
         mean_of(RelationTerm(relation_heads=5), student, model_of(seed=1), "packed")
     with pytest.raises(InputError, match="states are 16 wide and the teacher's 24"):
         mean_of(HiddenStateTerm(), student, model_of(seed=1, width=24), "packed")
-    with pytest.raises(InputError, match="a term's layers name 3; allowed: 0, the embedding, to 2"):
+    with pytest.raises(InputError, match=r"layers of a term has 3; allowed: 0 \(the embedding\) to 2"):
         mean_of(CosineTerm(layers=(3,)), student, model_of(seed=1), "packed")
     with pytest.raises(InputError, match="teacher_layer is 3; allowed: 1 to 2, the layers of the teacher"):
         mean_of(RelationTerm(teacher_layer=3), student, model_of(seed=1), "packed")
-    with pytest.raises(InputError, match="no layer below the student's last one"):
+    with pytest.raises(InputError, match="needs a layer below the student's last"):
         mean_of(PatienceTerm(), model_of(seed=0, layers=1), model_of(seed=1), "packed")
     with pytest.raises(InputError, match=r"relations is .*; allowed: each once"):
         RelationTerm.parse({"relations": ["key_key", "key_key"]})
@@ -123,7 +123,7 @@ def test_sentences_of_what_does_not_fit() -> None:
         ("uniform", 4, 12, (0, 3, 6, 9, 12)),  # TinyBERT-4
         ("uniform", 6, 12, (0, 2, 4, 6, 8, 10, 12)),  # TinyBERT-6
         ("uniform", 5, 12, (0, 2, 4, 7, 9, 12)),
-        ("skip", 6, 12, (0, 2, 4, 6, 8, 10, 12)),  # PKD-Skip, the last one being the outputs'
+        ("skip", 6, 12, (0, 2, 4, 6, 8, 10, 12)),  # PKD-Skip; outputs cover the last one
         ("skip", 3, 12, (0, 4, 8, 12)),
         ("skip", 5, 12, (0, 2, 4, 6, 8, 12)),
         ("last", 6, 12, (0, 7, 8, 9, 10, 11, 12)),  # PKD-Last
@@ -132,13 +132,13 @@ def test_sentences_of_what_does_not_fit() -> None:
         *((rule, 3, 3, (0, 1, 2, 3)) for rule in ("uniform", "skip", "last")),
     ],
 )
-def test_layer_maps_are_the_papers(
+def test_layer_maps_match_the_papers(
     layer_map: str | tuple[int, ...], student: int, teacher: int, expected: tuple[int, ...]
 ) -> None:
     assert counterparts(layer_map, student, teacher) == expected
 
 
-def test_layer_maps_that_do_not_fit() -> None:
+def test_invalid_layer_maps_raise() -> None:
     with pytest.raises(InputError, match="student has 6 layers and its teacher 4"):
         counterparts("uniform", 6, 4)
     with pytest.raises(InputError, match=r"distillation.layers is \[1, 13\]; allowed: a number from 1 to 12 for each"):

@@ -1,4 +1,4 @@
-"""Every term of distillation against a plain transcription of its formula, sequence by sequence, in float64."""
+"""Every distillation term against a plain transcription of its formula, sequence by sequence, in float64."""
 
 from collections.abc import Callable
 
@@ -18,12 +18,12 @@ from bertsmith.objectives.supervised import Tags, Values
 
 
 def sentences() -> list[Tensor]:
-    """The sequences of the batch, each alone."""
+    """Return the sequences of the batch."""
     return list(make_batch("packed").tokens.split(list(LENGTHS)))
 
 
 def states(model: Model, tokens: Tensor) -> list[Tensor]:
-    """The embedding's states and those of every layer, (length, width) each."""
+    """Return the hidden states of the embedding and of every layer, (length, width) each."""
     found = model.encoder.run(
         EncoderInputs(tokens[None], SequenceLayout.full(1, len(tokens))), Want(all_hidden_states=True)
     ).hidden_states
@@ -31,7 +31,7 @@ def states(model: Model, tokens: Tensor) -> list[Tensor]:
 
 
 def widened(student: Model, state: Tensor) -> Tensor:
-    """The product with the layer that makes states wider, written out."""
+    """Return the hidden states projected to the teacher's width, written out."""
     if "teacher_width" not in student.heads:
         return state
     layer = student.heads["teacher_width"]
@@ -67,7 +67,7 @@ def patience_loss(student: Model, teacher: Model, like: tuple[int, ...]) -> Tens
 
 
 def projections(model: Model, tokens: Tensor, index: int) -> list[Tensor]:
-    """Query, key and value of a BERT layer from its weights, each (length, heads · head width)."""
+    """Return query, key and value of a BERT layer from its weights, each (length, heads · head width)."""
     weight, bias = model.encoder.blocks[index].mixer.project.weight, model.encoder.blocks[index].mixer.project.bias
     return list((states(model, tokens)[index] @ weight.T + bias).chunk(3, dim=-1))
 
@@ -116,7 +116,7 @@ def test_term_equals_its_formula(kind: str, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize("kind", ["hidden_states", "cosine", "patience"])
-def test_states_of_another_width_go_through_a_learned_layer(kind: str, layout: str) -> None:
+def test_states_of_another_width_are_projected(kind: str, layout: str) -> None:
     teacher = model_of(seed=1, width=24, layers=4)
     student = with_width(model_of(seed=0), teacher)
     loss = mean_of(TERMS[kind](), student, teacher, layout)
@@ -131,7 +131,7 @@ def test_relations_equal_their_formula_for_any_heads(relation_heads: int, layout
     assert_same(student, loss, relation_loss(student, teacher, relation_heads))
 
 
-def test_the_first_minilm_compares_attention_and_values() -> None:
+def test_first_minilm_relations() -> None:
     student, teacher = model_of(seed=0), model_of(seed=1)
     found = mean_of(RelationTerm(relations=("query_key",)), student, teacher, "packed")
     expected = torch.zeros((), dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_the_first_minilm_compares_attention_and_values() -> None:
     torch.testing.assert_close(found, expected / sum(LENGTHS), rtol=0, atol=1e-10)
 
 
-def test_a_chosen_layer_of_a_deeper_teacher() -> None:
+def test_relations_with_a_selected_teacher_layer() -> None:
     student, teacher = model_of(seed=0), model_of(seed=1, layers=4)
     shallow = model_of(seed=1, layers=4)
     shallow.encoder.blocks = shallow.encoder.blocks[:3]
@@ -153,7 +153,7 @@ def test_a_chosen_layer_of_a_deeper_teacher() -> None:
     assert_same(student, found, relation_loss(student, shallow, 2))
 
 
-def test_the_mean_of_the_released_patience_is_the_sum_divided_by_width_and_layers() -> None:
+def test_patience_mean_is_the_sum_divided_by_width_and_layers() -> None:
     student, teacher = model_of(seed=0, layers=3), model_of(seed=1, layers=3)
     mean, whole = (mean_of(PatienceTerm(reduction=r), student, teacher, "packed") for r in ("mean", "sum"))
     torch.testing.assert_close(mean * 16 * 2, whole)
@@ -169,7 +169,7 @@ def test_soft_cross_entropy_is_summed_over_classes(temperature: float) -> None:
     assert_same(student, mean_of(OutputTerm(temperature=temperature), student, teacher, "packed"), expected)
 
 
-def test_a_number_is_learned_from_the_teacher_and_not_from_the_label() -> None:
+def test_regression_output_term_uses_the_teacher() -> None:
     head = ClassifierConfig(labels=("value",))
     student, teacher = model_of(seed=0, head=head), model_of(seed=1, head=head)
     batch = make_batch("packed")
@@ -180,15 +180,15 @@ def test_a_number_is_learned_from_the_teacher_and_not_from_the_label() -> None:
     assert_same(student, mean_of(LabelTerm(), student, teacher, "packed", Values()), to_labels)
 
 
-def test_beliefs_of_tags_count_only_where_there_is_a_target() -> None:
+def test_tag_outputs_count_at_targets_only() -> None:
     head = TaggerConfig(labels=LABELS)
     student, teacher = model_of(seed=0, head=head), model_of(seed=1, head=head)
     packed, padded = (mean_of(OutputTerm(), student, teacher, layout, Tags()) for layout in ("packed", "padded"))
     assert_same(student, packed, padded)
 
 
-def test_low_scores_of_real_tokens_count_and_pads_do_not() -> None:
-    """The released code sets scores of at most -100 to 0 to be rid of pads, and real ones with them."""
+def test_attention_term_excludes_padding_but_not_low_scores() -> None:
+    """The released code sets scores of at most -100 to 0 to exclude padding, and real ones with it."""
     student, teacher = model_of(seed=0), model_of(seed=1)
     with torch.no_grad():  # every score of the teacher's first layer becomes about -150
         mixer = teacher.encoder.blocks[0].mixer

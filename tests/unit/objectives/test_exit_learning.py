@@ -1,4 +1,4 @@
-"""What exits learn, against a plain transcription; with a frozen encoder nothing else moves."""
+"""Training of exits against a plain transcription; with a frozen encoder only the exits change."""
 
 import pytest
 import torch
@@ -33,13 +33,13 @@ def _batch() -> TaskBatch:
 
 @pytest.mark.parametrize("weighting", ["even", "by_depth"])
 @pytest.mark.parametrize("is_frozen", [True, False])
-def test_the_loss_is_the_mean_over_exits(is_frozen: bool, weighting: str) -> None:
+def test_loss_is_the_mean_over_exits(is_frozen: bool, weighting: str) -> None:
     model, batch = _model(), _batch()
     *exits, last = exit_outputs(model, batch.tokens, batch.layout)
     weights = [1.0, 1.0, 1.0] if weighting == "even" else [1.0, 2.0, 3.0]
     for learn_from, temperature in (("answers", 1.0), ("answers", 2.0), ("labels", 1.0)):
-        wanted = last.detach().div(temperature).softmax(-1) if learn_from == "answers" else batch.targets["label"]
-        plain = [temperature**2 * cross_entropy(said / temperature, wanted) for said in exits]
+        target = last.detach().div(temperature).softmax(-1) if learn_from == "answers" else batch.targets["label"]
+        plain = [temperature**2 * cross_entropy(outputs / temperature, target) for outputs in exits]
         if not is_frozen:
             plain.append(cross_entropy(last, batch.targets["label"]))
         used = weights[: len(plain)]
@@ -57,7 +57,7 @@ def test_the_loss_is_the_mean_over_exits(is_frozen: bool, weighting: str) -> Non
         torch.testing.assert_close(loss, expected)
 
 
-def test_a_frozen_encoder_rests_while_its_exits_learn() -> None:
+def test_frozen_encoder_does_not_change_while_exits_are_trained() -> None:
     model, batch = _model(dropout=0.5), _batch()
     freeze_all_but_exits(model)
     objective = ExitLearning(Classes(), LAYERS)
@@ -66,7 +66,7 @@ def test_a_frozen_encoder_rests_while_its_exits_learn() -> None:
     expected = objective(model, batch)["exits"].loss
     model.train()
     learned = objective(model, batch)["exits"].loss
-    assert torch.equal(learned, expected)  # no dropout but that of the exits, which have none here
+    assert torch.equal(learned, expected)  # only exits may have dropout, and here they have none
     assert model.encoder.training
     learned.backward()
     assert all(

@@ -1,4 +1,4 @@
-"""Pre-training with a teacher: the formula in float64, the same masks for both, layouts, what is refused."""
+"""Pre-training with a teacher: the formula in float64, equal masks for both, layouts, invalid settings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def network(corpus: Path, seed: int, name: str = "bert-tiny", layers: int = 2, r
 
 
 def batch_of(corpus: Path, layout: str) -> TokenBatch:
-    """The same text however it lies; the packed batch ends in filling."""
+    """Return the same text in either layout; the packed batch ends in padding."""
     tokenizer = Tokenizer.load(corpus)
     special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
     config, text = SequenceConfig(length=32, micro_tokens=128, layout="padded"), TokenCorpus(corpus, "train")
@@ -62,18 +62,18 @@ def objective(corpus: Path, teacher: Model, terms: tuple[DistillationTerm, ...])
     return MaskedDistillation.of(masked, terms, teacher, "uniform")
 
 
-def means(asked: MaskedDistillation, student: Model, batch: TokenBatch) -> dict[str, Tensor]:
-    prepared = asked.prepare(batch, 3)
-    (part,) = asked.parts(prepared)
-    sums, counts = asked(student, part), asked.counts(prepared)
-    return {name: sums[name].loss / counts[name] for name in asked.terms}
+def means(distillation: MaskedDistillation, student: Model, batch: TokenBatch) -> dict[str, Tensor]:
+    prepared = distillation.prepare(batch, 3)
+    (part,) = distillation.parts(prepared)
+    sums, counts = distillation(student, part), distillation.counts(prepared)
+    return {name: sums[name].loss / counts[name] for name in distillation.terms}
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_soft_scores_count_at_masked_places_only(corpus_folder: Path, layout: str) -> None:
+def test_output_loss_counts_masked_positions_only(corpus_folder: Path, layout: str) -> None:
     student, teacher = network(corpus_folder, 0), network(corpus_folder, 1, layers=4)
-    batch, asked = batch_of(corpus_folder, layout), objective(corpus_folder, teacher, DISTILBERT)
-    corrupted = asked.masked.prepare(batch, 3).corrupted
+    batch, distillation = batch_of(corpus_folder, layout), objective(corpus_folder, teacher, DISTILBERT)
+    corrupted = distillation.masked.prepare(batch, 3).corrupted
     is_target = corrupted.targets != IGNORED
     positions, right = corrupted.positions[is_target], corrupted.targets[is_target]
     soft = hard = cosine = torch.zeros((), dtype=torch.float64)
@@ -89,44 +89,48 @@ def test_soft_scores_count_at_masked_places_only(corpus_folder: Path, layout: st
     real = batch.is_real.flatten()
     for mine, theirs in zip(states[0][real], states[1][real].detach(), strict=True):
         cosine = cosine + (1 - mine @ theirs / mine.norm() / theirs.norm()) / int(real.sum())
-    found = means(asked, student, batch)
+    found = means(distillation, student, batch)
     for name, expected in (("outputs", soft), ("masked_tokens", hard), ("cosine", cosine)):
         assert_same(student, found[name], expected)
-    assert {name: term.weight for name, term in asked.terms.items()} == {"masked_tokens": 2, "outputs": 5, "cosine": 1}
+    assert {name: term.weight for name, term in distillation.terms.items()} == {
+        "masked_tokens": 2,
+        "outputs": 5,
+        "cosine": 1,
+    }
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-base"])
-def test_packed_is_padded_with_filling(corpus_folder: Path, name: str) -> None:
-    """The second family guesses through its mask decoder."""
+def test_packed_equals_padded_with_padding_sequences(corpus_folder: Path, name: str) -> None:
+    """The second family predicts tokens with its mask decoder."""
     student, teacher = (network(corpus_folder, seed, name) for seed in (0, 1))
-    asked = objective(corpus_folder, teacher, (*DISTILBERT, *OTHERS))
+    distillation = objective(corpus_folder, teacher, (*DISTILBERT, *OTHERS))
     packed, padded = (batch_of(corpus_folder, layout) for layout in ("packed", "padded"))
     assert packed.real_tokens == padded.real_tokens
     assert packed.tokens.numel() > packed.real_tokens
-    found, others = means(asked, student, packed), means(asked, student, padded)
+    found, others = means(distillation, student, packed), means(distillation, student, padded)
     for term in found:
         assert_same(student, found[term], others[term])
 
 
-def test_tables_may_have_rows_without_tokens(corpus_folder: Path) -> None:
+def test_token_tables_may_have_extra_rows(corpus_folder: Path) -> None:
     student, teacher = network(corpus_folder, 0), network(corpus_folder, 1, rows=7)
     batch = batch_of(corpus_folder, "packed")
     assert means(objective(corpus_folder, teacher, DISTILBERT), student, batch)["outputs"] > 0
 
 
-def test_without_labels_the_head_is_reported_and_learns_nothing(corpus_folder: Path) -> None:
+def test_without_labels_the_head_is_logged_but_not_trained(corpus_folder: Path) -> None:
     student, teacher = network(corpus_folder, 0), network(corpus_folder, 1)
-    del teacher.heads["masked_tokens"]  # whose scores nobody asks for
-    asked = objective(corpus_folder, teacher, OTHERS)
-    assert asked.terms["masked_tokens"].weight == 0
-    found = means(asked, student, batch_of(corpus_folder, "packed"))
-    sum(asked.terms[name].weight * loss for name, loss in found.items()).backward()
+    del teacher.heads["masked_tokens"]  # its scores are not needed
+    distillation = objective(corpus_folder, teacher, OTHERS)
+    assert distillation.terms["masked_tokens"].weight == 0
+    found = means(distillation, student, batch_of(corpus_folder, "packed"))
+    sum(distillation.terms[name].weight * loss for name, loss in found.items()).backward()
     assert float(student.heads["masked_tokens"].transform.weight.grad.abs().max()) == 0.0
     assert all(parameter.grad is not None for parameter in student.parameters())
-    assert isinstance(asked.for_evaluation(), MaskedLM)
+    assert isinstance(distillation.for_evaluation(), MaskedLM)
 
 
-def test_what_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
+def test_invalid_inputs_raise(corpus_folder: Path, tmp_path: Path) -> None:
     teacher = network(corpus_folder, 1).float()
     teacher.tokenizer = Tokenizer.load(corpus_folder)
     bertsmith.save(teacher, tmp_path / "teacher")
@@ -140,7 +144,7 @@ def test_what_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
     recipe = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
     for changes, words in (
         (["distillation.teacher=headless"], "has no 'masked_tokens' head"),
-        (["distillation.teacher=other"], "the student's tokenizer is not that of the teacher"),
+        (["distillation.teacher=other"], "the student's tokenizer differs from the teacher's"),
         (["distillation.teacher=teacher", "objective.kind=causal_lm"], "distillation is given with objective.kind"),
         (["distillation.teacher=teacher", "run.compile=whole"], "run.compile is 'whole'; allowed with it: off, on"),
         (["distillation.teacher=teacher", "model.subnet.depth=0.5"], "subnet takes a part of the model of a folder"),

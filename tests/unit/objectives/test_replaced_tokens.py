@@ -25,7 +25,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives import replaced_tokens
 from bertsmith.objectives.base import Term
 from bertsmith.objectives.replaced_tokens import (
-    GuessedConfig,
+    GeneratorMaskingConfig,
     ReplacedBatch,
     ReplacedTokenDetection,
     ReplacedTokenDetectionConfig,
@@ -45,7 +45,7 @@ LENGTHS = (12, 5, 9)
 
 
 def make(sharing: str, name: str = "electra-small") -> Model:
-    """A model in its training form, in float64, whose biases and differences are not nothing."""
+    """Return an unfolded model in float64 with non-zero biases and table differences."""
     choice = ModelSource(preset=name, overrides=PRESETS[name])
     generator = GeneratorSource(width=0.5, depth=0.5, sharing=sharing)
     model = build(pretraining_config(choice, generator, ("replaced_tokens",), SIZE), seed=0).double()
@@ -54,13 +54,13 @@ def make(sharing: str, name: str = "electra-small") -> Model:
         for parameter in model.parameters():
             if parameter.dim() == 1 or parameter is model.encoder.embedding.token_table:
                 parameter.add_(torch.randn(parameter.shape, generator=draws).double() * 0.2)
-        model.generator.heads["masked_tokens"].bias[MASK + 1 : MASK + 3] += 3  # so that some guesses are right
+        model.generator.heads["masked_tokens"].bias[MASK + 1 : MASK + 3] += 3  # so that some samples equal the original
     return model
 
 
 def objective(**changes: object) -> ReplacedTokenDetection:
     is_special = torch.arange(SIZE) <= MASK
-    masking = GuessedConfig(rate=0.4)
+    masking = GeneratorMaskingConfig(rate=0.4)
     return ReplacedTokenDetection(
         ReplacedTokenDetectionConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
     )
@@ -73,7 +73,7 @@ def texts() -> list[list[int]]:
 
 
 def batch(layout: str) -> TokenBatch:
-    """The texts, padded to one length or packed with some filling after them."""
+    """Return the texts, padded to one length or packed with padding at the end."""
     sample, real = torch.tensor([71, 5, 33]), sum(LENGTHS)
     if layout == "padded":
         rows = torch.tensor([text + [PAD] * (14 - len(text)) for text in texts()])
@@ -94,11 +94,11 @@ def gelu(vector: Tensor) -> Tensor:
 
 
 def transcribed(model: Model, prepared: ReplacedBatch) -> tuple[Tensor, list[list[int]]]:
-    """ELECTRA's loss and labels, one sequence, one place and one token after the other (Clark et al. 2020, section 2).
+    """Return ELECTRA's loss and labels, one sequence, position and token at a time (Clark et al. 2020, section 2).
 
-    L = Σ over chosen places of −log p_G / places  +  50 · Σ over tokens of −log p_D(label) / tokens
+    L = Σ over masked positions of −log p_G / positions  +  50 · Σ over tokens of −log p_D(label) / tokens
     """
-    generator, guessing, finding = model.generator, model.generator.heads["masked_tokens"], model.heads
+    generator, generators, finding = model.generator, model.generator.heads["masked_tokens"], model.heads
     masked, starts = masked_by_text(prepared)
     draws = dict(zip(prepared.corrupted.positions.tolist(), prepared.draw.tolist(), strict=True))
     chosen = {
@@ -115,23 +115,23 @@ def transcribed(model: Model, prepared: ReplacedBatch) -> tuple[Tensor, list[lis
         states = generator.run(
             EncoderInputs(torch.tensor([hidden]), layout), Want(masked_positions=torch.tensor(positions))
         ).masked_states
-        guessed = list(text)
+        sampled = list(text)
         for index, state in zip(positions, states, strict=True):
             assert chosen[start + index] == text[index]
-            inner = gelu(guessing.transform.weight @ state + guessing.transform.bias)
-            inner = (inner - inner.mean()) / torch.sqrt(inner.var(unbiased=False) + guessing.norm.epsilon)
-            inner = inner * guessing.norm.weight + guessing.norm.bias
-            shares = torch.exp(generator.encoder.embedding.token_table @ inner + guessing.bias)
+            inner = gelu(generators.transform.weight @ state + generators.transform.bias)
+            inner = (inner - inner.mean()) / torch.sqrt(inner.var(unbiased=False) + generators.norm.epsilon)
+            inner = inner * generators.norm.weight + generators.norm.bias
+            shares = torch.exp(generator.encoder.embedding.token_table @ inner + generators.bias)
             shares = shares / shares.sum()
             generating = generating - torch.log(shares[text[index]])
             height = 0.0
             for token, share in enumerate(shares.tolist()):
                 height += share
                 if height > draws[start + index]:
-                    guessed[index] = token
+                    sampled[index] = token
                     break
-        labels.append([int(new != old) for new, old in zip(guessed, text, strict=True)])
-        for state, label in zip(detected(model, guessed), labels[-1], strict=True):
+        labels.append([int(new != old) for new, old in zip(sampled, text, strict=True)])
+        for state, label in zip(detected(model, sampled), labels[-1], strict=True):
             head = finding["replaced_tokens"]
             score = head.score.weight @ gelu(head.transform.weight @ state + head.transform.bias) + head.score.bias
             is_replaced = 1 / (1 + torch.exp(-score[0]))
@@ -140,14 +140,14 @@ def transcribed(model: Model, prepared: ReplacedBatch) -> tuple[Tensor, list[lis
 
 
 def masked_by_text(prepared: ReplacedBatch) -> tuple[list[list[int]], list[int]]:
-    """The masked tokens of each text, and where it begins among the flattened tokens."""
+    """Return the masked tokens of each text, and its start in the flattened tokens."""
     flat = prepared.corrupted.tokens.flatten().tolist()
     starts = [0, 14, 28] if prepared.layout.starts is None else prepared.layout.starts.tolist()[:3]
     return [flat[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)], starts
 
 
-def detected(model: Model, guessed: list[int]) -> list[Tensor]:
-    """What the head of the encoder reads at every token: E_D = sg(E_G) + E_Δ where embeddings are disentangled."""
+def detected(model: Model, sampled: list[int]) -> list[Tensor]:
+    """Return the hidden states that the encoder's head reads: E_D = sg(E_G) + E_Δ if embeddings are disentangled."""
     encoder, head = model.encoder, model.heads["replaced_tokens"]
     tables: dict[str, Tensor] = {}
     if encoder.embedding.is_difference:
@@ -156,20 +156,20 @@ def detected(model: Model, guessed: list[int]) -> list[Tensor]:
         encoder.embedding.is_difference = False
         given = model.generator.encoder.embedding.token_table.detach()
         tables = {"embedding.token_table": given + model.encoder.embedding.token_table}
-    states = functional_call(encoder, tables, (torch.tensor([guessed]), SequenceLayout.full(1, len(guessed))))[0]
+    states = functional_call(encoder, tables, (torch.tensor([sampled]), SequenceLayout.full(1, len(sampled))))[0]
     return [state if head.norm is None else head.norm(state + states[0]) for state in states]
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize("sharing", SHARINGS)
 @pytest.mark.parametrize("name", PRESETS)
-def test_loss_gradients_and_labels_are_those_of_the_paper(
+def test_loss_gradients_and_labels_match_the_paper(
     name: str, sharing: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(sharing, name)
     plain, task, seen = copy.deepcopy(model), objective(), []
-    put = replaced_tokens.put
-    monkeypatch.setattr(replaced_tokens, "put", lambda *given: seen.append(put(*given)) or seen[-1])
+    insert = replaced_tokens.insert_samples
+    monkeypatch.setattr(replaced_tokens, "insert_samples", lambda *given: seen.append(insert(*given)) or seen[-1])
     prepared = task.prepare(batch(layout), 2**62 - 9)
     loss = total(task, model, prepared)
     loss.backward()
@@ -181,9 +181,9 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
     _, starts = masked_by_text(prepared)
     for row, start in zip(labels, starts, strict=True):
         assert [int(label) for label in is_replaced[start : start + len(row)]] == row
-    assert sum(is_replaced) == sum(map(sum, labels)), "a pad is said to be replaced"
+    assert sum(is_replaced) == sum(map(sum, labels)), "padding counts as replaced"
     is_chosen = prepared.corrupted.targets >= 0
-    assert 0 < sum(is_replaced) < int(is_chosen.sum()), "the case has no right guess, or no wrong one"
+    assert 0 < sum(is_replaced) < int(is_chosen.sum()), "the case needs correct and wrong samples"
     assert (prepared.corrupted.tokens == prepared.tokens).flatten()[prepared.corrupted.positions[is_chosen]].any()
     gradients = {key: parameter.grad for key, parameter in plain.named_parameters()}
     for key, parameter in model.named_parameters():
@@ -191,15 +191,15 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
         torch.testing.assert_close(parameter.grad, gradients[key], rtol=0, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
 
 
-def test_a_part_of_the_masking_keeps_the_rest_of_electras() -> None:
+def test_masking_defaults_are_electras() -> None:
     config = ReplacedTokenDetectionConfig.parse({"masking": {"rate": 0.25}, "weight": 10.0})
     assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.25, 0.85, 0.0)
     task = objective(weight=10.0)
     assert task.terms["replaced"].weight == 10.0
-    assert task.for_evaluation().config.masking == GuessedConfig()
+    assert task.for_evaluation().config.masking == GeneratorMaskingConfig()
 
 
-def test_draws_belong_to_a_place_in_a_text() -> None:
+def test_draws_depend_on_sequence_and_position() -> None:
     task, found = objective(), []
     for layout in ("packed", "padded"):
         prepared = task.prepare(batch(layout), 3)
@@ -211,22 +211,22 @@ def test_draws_belong_to_a_place_in_a_text() -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_each_loss_moves_only_its_own(sharing: str) -> None:
+def test_each_loss_trains_only_its_network(sharing: str) -> None:
     task = objective()
     prepared = task.prepare(batch("packed"), 0)
     model = make(sharing)
     encoders = {id(parameter) for part in (model.encoder, model.heads) for parameter in part.parameters()}
-    guessing = {id(parameter) for parameter in model.generator.parameters()}
-    assert len(encoders & guessing) == (5 if sharing == "full" else 0)  # tokens, positions, types, norm
-    for term, own in (("replaced", encoders), ("generator", guessing)):
+    generators = {id(parameter) for parameter in model.generator.parameters()}
+    assert len(encoders & generators) == (5 if sharing == "full" else 0)  # tokens, positions, types, norm
+    for term, own in (("replaced", encoders), ("generator", generators)):
         task(model, prepared)[term].loss.backward()
-        moved = {id(parameter) for parameter in model.parameters() if parameter.grad is not None}
-        assert moved == own
+        updates = {id(parameter) for parameter in model.parameters() if parameter.grad is not None}
+        assert updates == own
         assert all(parameter.grad is None or parameter.grad.any() for parameter in model.parameters())
         model.zero_grad()
 
 
-def test_the_rules_of_disentangled_embeddings(tmp_path: Path) -> None:
+def test_gradient_disentangled_sharing(tmp_path: Path) -> None:
     model, task = make("gradient_disentangled"), objective()
     given, difference = model.generator.encoder.embedding.token_table, model.encoder.embedding.token_table
     prepared = task.prepare(batch("packed"), 0)
@@ -254,7 +254,7 @@ def test_the_rules_of_disentangled_embeddings(tmp_path: Path) -> None:
     assert part_of(folded, "encoder").config.generator is None
 
 
-def test_folding_and_unfolding_give_the_same_model() -> None:
+def test_fold_inverts_unfold() -> None:
     model = fold(make("gradient_disentangled"))
     table, config = model.encoder.embedding.token_table.clone(), model.config
     assert unfold(model).encoder.embedding.is_difference
@@ -269,21 +269,21 @@ def test_folding_and_unfolding_give_the_same_model() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_guesses_are_as_frequent_as_their_softmax(temperature: float) -> None:
-    scores = torch.tensor([0.3, -1.0, 2.0, -math.inf, 0.0, 1.1, -2.0, 9.0])  # the last one is no token
+def test_samples_follow_the_softmax(temperature: float) -> None:
+    scores = torch.tensor([0.3, -1.0, 2.0, -math.inf, 0.0, 1.1, -2.0, 9.0])  # the last entry is beyond the vocabulary
     draws, vocabulary = 50_000, 7
     draw = uniform(17, torch.arange(draws))
-    guesses = sample(scores.expand(draws, -1), draw, temperature, vocabulary)
+    samples = sample(scores.expand(draws, -1), draw, temperature, vocabulary)
     expected = draws * (scores[:vocabulary] / temperature).softmax(-1)
-    counts = torch.bincount(guesses, minlength=vocabulary)
+    counts = torch.bincount(samples, minlength=vocabulary)
     assert len(counts) == vocabulary
     assert counts[3] == 0
     possible = expected > 0
     spread = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    assert spread < 20.5  # with 5 degrees of freedom, one of a thousand fair draws is above
+    assert spread < 20.5  # χ² with 5 degrees of freedom, p = 0.001
 
 
-def test_the_first_and_the_last_draw_are_tokens() -> None:
+def test_extreme_draws_give_valid_tokens() -> None:
     scores = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).expand(2, -1)
     assert sample(scores, torch.tensor([0.0, 1 - 2.0**-24]), 1.0, 4).tolist() == [1, 2]
     wide = torch.randn(64, 30522, generator=torch.Generator().manual_seed(0))
@@ -293,7 +293,7 @@ def test_the_first_and_the_last_draw_are_tokens() -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_two_optimizers_divide_the_weights(sharing: str) -> None:
+def test_two_optimizers_split_the_parameters(sharing: str) -> None:
     model = make(sharing)
     assert len(objective().portions(model)) == 1
     generators, encoders = objective(optimizers="two", generator_rate=0.5).portions(model)
@@ -306,29 +306,31 @@ def test_two_optimizers_divide_the_weights(sharing: str) -> None:
     assert {group["rate"] for group in built.param_groups} == {0.5, 1.0}
 
 
-def test_a_rate_of_the_generator_needs_two_optimizers() -> None:
-    with pytest.raises(ValueError, match="it needs optimizers 'two'"):
+def test_generator_rate_requires_two_optimizers() -> None:
+    with pytest.raises(ValueError, match="allowed with optimizers = 'one': 1"):
         ReplacedTokenDetectionConfig(generator_rate=0.5)
 
 
 @pytest.mark.parametrize("sharing", slow_unless(("gradient_disentangled",), ["none", "gradient_disentangled"]))
-def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
-    """A huge gradient of the generator leaves the encoder's step alone; with one optimiser it does not."""
-    moved = {}
+def test_two_optimizers_clip_separately(sharing: str, tmp_path: Path) -> None:
+    """A huge gradient of the generator does not affect the encoder's step, unlike with one optimiser."""
+    updates = {}
     for optimizers in ("one", "two"):
         for weight in (1.0, 1e7):
             model = make(sharing)
             before = flat(model.encoder)
             task = objective(optimizers=optimizers)
             task.terms["generator"] = Term(("accuracy",), weight=weight)
-            method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=0.5))  # all that an engine reads
+            method = SimpleNamespace(
+                run=RunConfig(), optimizer=OptimizerConfig(clip=0.5)
+            )  # the settings that an engine reads
             engine = TrainStep(model, task, method, tmp_path, device="cpu")
             engine.objective.terms = task.terms
             engine.learn([task.prepare(batch("packed"), 1)], [(0,)], 1e-2, Meter(task.terms, engine.device))
-            moved[optimizers, weight] = flat(model.encoder) - before
+            updates[optimizers, weight] = flat(model.encoder) - before
             engine.close()
-    assert torch.equal(moved["two", 1.0], moved["two", 1e7])
-    assert (moved["one", 1.0] - moved["one", 1e7]).abs().max() > 1e-3
+    assert torch.equal(updates["two", 1.0], updates["two", 1e7])
+    assert (updates["one", 1.0] - updates["one", 1e7]).abs().max() > 1e-3
 
 
 def flat(module: nn.Module) -> Tensor:

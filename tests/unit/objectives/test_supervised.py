@@ -1,4 +1,4 @@
-"""Learning a task: learning rates by depth, what is clipped together, weights of classes, a frozen encoder."""
+"""Supervised objectives: learning rates by depth, gradient clipping, class weights, a frozen encoder."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -42,7 +42,7 @@ def twelve_layers(name: str, head: ClassifierConfig = CLASSES) -> Model:
 
 
 def rates(model: Model, objective: Supervised) -> dict[str, float]:
-    """The share of the learning rate that the optimiser gives to every weight, by name."""
+    """Return the optimiser's learning-rate factor of every weight, by name."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = OptimizerConfig().build(objective.portions(model))
     OptimizerConfig().set_rate(optimizer, 2.0)
@@ -50,12 +50,12 @@ def rates(model: Model, objective: Supervised) -> dict[str, float]:
 
 
 def below(found: dict[str, float], prefix: str) -> list[float]:
-    """The rates of the weights whose names begin so, each once."""
+    """Return the distinct rates of weights with this name prefix."""
     return sorted({round(rate, 12) for name, rate in found.items() if name.startswith(prefix)})
 
 
 def depth_power(name: str) -> int:
-    """The power of the decay as ELECTRA's code has it for twelve layers."""
+    """Return the exponent of the decay in ELECTRA's code for twelve layers."""
     if name.startswith("encoder.embedding."):
         return 14
     if name.startswith("encoder.blocks."):
@@ -66,7 +66,7 @@ def depth_power(name: str) -> int:
 @pytest.mark.parametrize(
     ("name", "head"), [("bert-tiny", POOLED), ("electra-small", CLASSES), ("convbert-small", CLASSES)]
 )
-def test_learning_rates_fall_with_depth_as_electras(name: str, head: ClassifierConfig) -> None:
+def test_layer_decay_matches_electra(name: str, head: ClassifierConfig) -> None:
     model = twelve_layers(name, head)
     found = rates(model, Classes(layer_decay=0.8))
     assert found.keys() == dict(model.named_parameters()).keys()
@@ -78,27 +78,27 @@ def test_learning_rates_fall_with_depth_as_electras(name: str, head: ClassifierC
     assert ("encoder.embedding.widen.weight" in found) == (name != "bert-tiny")
 
 
-def test_layers_that_are_one_learn_as_the_topmost() -> None:
+def test_shared_layers_have_the_topmost_rate() -> None:
     found = rates(twelve_layers("albert-base"), Classes(layer_decay=0.8))
     assert below(found, "encoder.blocks.") == [0.64]
     assert found["encoder.embedding.widen.weight"] == pytest.approx(0.8**14)
 
 
-def test_what_all_layers_read_learns_as_the_topmost() -> None:
+def test_shared_tables_have_the_topmost_rate() -> None:
     found = rates(twelve_layers("deberta-v3-small"), Classes(layer_decay=0.8))
     assert below(found, "encoder.relative.") == [0.64]
     assert found["encoder.embedding.token_table"] == pytest.approx(0.8**14)
 
 
-def test_without_decay_all_learn_alike() -> None:
+def test_without_decay_all_rates_are_equal() -> None:
     assert set(rates(twelve_layers("bert-tiny"), Classes()).values()) == {1.0}
 
 
 def step_gradients(
     model: Model, objective: Supervised, batches: list[TaskBatch], out: Path, clip: float = 0.0
 ) -> dict[str, Tensor]:
-    """What the optimiser gets to see in a step of several micro-batches."""
-    method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=clip))  # all that an engine reads
+    """Return the gradients that the optimiser gets in a step of several micro-batches."""
+    method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=clip))  # the settings that an engine reads
     engine, seen = TrainStep(model, objective, method, out, device="cpu"), {}
 
     def look() -> None:
@@ -110,7 +110,7 @@ def step_gradients(
     return seen
 
 
-def test_the_gradient_is_clipped_over_all_depths_together(tmp_path: Path) -> None:
+def test_gradients_of_all_depths_are_clipped_together(tmp_path: Path) -> None:
     model, batch, objective = make(), make_batch(), Classes(layer_decay=0.5)
     free = step_gradients(model, objective, [batch], tmp_path)
     clipped = step_gradients(model, objective, [batch], tmp_path, clip=1e-2)
@@ -121,7 +121,7 @@ def test_the_gradient_is_clipped_over_all_depths_together(tmp_path: Path) -> Non
 
 
 def part(batch: TaskBatch, begin: int, end: int) -> TaskBatch:
-    """Some sequences of a packed batch."""
+    """Return some sequences of a packed batch."""
     starts = batch.layout.starts
     tokens = slice(int(starts[begin]), int(starts[end]))
     targets = {name: own[tokens] if name == "tags" else own[begin:end] for name, own in batch.targets.items()}
@@ -139,10 +139,10 @@ def part(batch: TaskBatch, begin: int, end: int) -> TaskBatch:
 @pytest.mark.parametrize("weights", [(), (0.5, 3.0, 1.0), (0.01, 0.02, 0.05), (2.0, 0.0, 1.0)])
 @pytest.mark.parametrize("cuts", [(0, 3), pytest.param((0, 1, 3), marks=pytest.mark.slow), (0, 1, 2, 3)])
 @pytest.mark.parametrize("kind", ["classes", "tags"])
-def test_weights_of_classes_are_those_of_torch(
+def test_class_weights_match_torch(
     kind: str, cuts: tuple[int, ...], weights: tuple[float, ...], tmp_path: Path
 ) -> None:
-    """Over a whole step, however it is cut into micro-batches, and however small the weights are."""
+    """Over a whole step, for any split into micro-batches and any scale of the weights."""
     model = make(head=CLASSES if kind == "classes" else TaggerConfig(labels=("a", "b", "c")))
     batch, objective = make_batch(), Classes(weights=weights) if kind == "classes" else Tags(weights=weights)
     batches = [part(batch, begin, end) for begin, end in pairwise(cuts)]
@@ -157,7 +157,7 @@ def test_weights_of_classes_are_those_of_torch(
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-7 if weights else 1e-10)
 
 
-def test_a_frozen_embedding_still_drops(tmp_path: Path) -> None:
+def test_frozen_embedding_keeps_dropout(tmp_path: Path) -> None:
     model, batch = make(), make_batch()
     states: list[bool] = []
     handle = model.encoder.embedding.register_forward_pre_hook(lambda own, _: states.append(own.training))
@@ -168,7 +168,7 @@ def test_a_frozen_embedding_still_drops(tmp_path: Path) -> None:
     assert states == [True]
 
 
-def test_a_frozen_encoder_rests_while_its_head_learns(tmp_path: Path) -> None:
+def test_frozen_encoder_is_in_eval_mode(tmp_path: Path) -> None:
     model, batch = make(), make_batch()
     objective = Classes(frozen="all", layer_decay=0.8)
     states: list[bool] = []

@@ -1,4 +1,4 @@
-"""Losses of choices and of vectors against plain float64 loops; layouts and micro-batches do not matter."""
+"""Losses of choices and embeddings against plain float64 loops, for any layout and micro-batches."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ GIVEN = np.array([0.0, 0.4, 1.0, 0.4, 0.9, 0.2], dtype=np.float32)
 
 
 def features(form: str) -> Features:
-    """Items of random sequences with all targets that a loss here reads."""
+    """Return items of random sequences with the targets of every loss tested here."""
     draw = np.random.default_rng(3)
     counts = np.array(COUNTS[form])
     sequences = [draw.integers(3, 30, draw.integers(2, 9)) for _ in range(counts.sum())]
@@ -67,7 +67,7 @@ DIVISIBLE = ("choices", "values", "labels", "similarity", "contrastive")
 
 
 def loss_and_gradients(model: Model, objective: Supervised, batches: Sequence[TaskBatch]) -> list[Tensor]:
-    """The loss of a step over its targets, then every gradient, as the trainer puts micro-batches together."""
+    """Return the mean loss of a step and every gradient, combined over micro-batches as in the trainer."""
     total = sum(float(objective.count(batch)) for batch in batches)
     loss = torch.stack([objective(model, batch)["task"].loss for batch in batches]).sum() / total
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -75,7 +75,7 @@ def loss_and_gradients(model: Model, objective: Supervised, batches: Sequence[Ta
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_packed_is_padded(name: str) -> None:
+def test_packed_equals_padded(name: str) -> None:
     objective, form, head = CASES[name]
     model = model_with(head)
     packed, padded = (
@@ -98,7 +98,7 @@ def test_losses_are_computed_in_float32_under_autocast(name: str) -> None:
 
 @pytest.mark.parametrize("division", [((0, 1, 2), (3, 4, 5)), ((5,), (1, 0, 4, 2), (3,))])
 @pytest.mark.parametrize("name", DIVISIBLE)
-def test_division_into_micro_batches_does_not_matter(name: str, division: tuple[tuple[int, ...], ...]) -> None:
+def test_loss_does_not_depend_on_micro_batches(name: str, division: tuple[tuple[int, ...], ...]) -> None:
     objective, form, head = CASES[name]
     model, given = model_with(head), features(form)
     whole = loss_and_gradients(model, objective, [batch_of(given, range(ITEMS))])
@@ -117,11 +117,11 @@ def test_items_are_compared_within_their_micro_batch(name: str) -> None:
 
     first, second = (0, 1, 2, 3), (4, 5)
     assert loss(first, second) == pytest.approx((4 * loss(first) + 2 * loss(second)) / 6)
-    assert loss(first, second) < 0.95 * loss((*first, *second))  # fewer wrong answers
+    assert loss(first, second) < 0.95 * loss((*first, *second))  # fewer negatives
 
 
 def vectors(form: str, texts: np.ndarray | None = None) -> tuple[Tensor, TaskBatch, np.ndarray]:
-    """Random outputs of an embedder, a batch, and the vectors of length 1 item by item."""
+    """Return random outputs of an embedder, a batch, and the unit vectors of each item."""
     batch = batch_of(features(form), range(ITEMS))
     if texts is not None:
         batch.targets["texts"] = torch.from_numpy(texts)
@@ -151,20 +151,20 @@ def test_cosine_losses_by_hand() -> None:
     cosines, values = [float(a @ b) for a, b in wide], [float(value) for value in GIVEN]
     squares = sum((c - v) ** 2 for c, v in zip(cosines, values, strict=True))
     assert Similarity().sums(outputs, batch).loss.item() == pytest.approx(squares, rel=1e-6)
-    apart = 0.0
+    contrastive = 0.0
     for cosine, value in zip(cosines, values, strict=True):
         distance = 1 - cosine
-        apart += distance**2 / 2 if value > 0.5 else max(0.0, 0.8 - distance) ** 2 / 2
-    assert Contrastive(margin=0.8).sums(outputs, batch).loss.item() == pytest.approx(apart, rel=1e-12)
+        contrastive += distance**2 / 2 if value > 0.5 else max(0.0, 0.8 - distance) ** 2 / 2
+    assert Contrastive(margin=0.8).sums(outputs, batch).loss.item() == pytest.approx(contrastive, rel=1e-12)
     order = [
         math.exp(7 * (cosines[j] - cosines[i])) for i in range(ITEMS) for j in range(ITEMS) if values[i] > values[j]
     ]
     expected = ITEMS * math.log(1 + sum(order))
-    assert len(order) == 14  # of 15 pairs of pairs two are as alike
+    assert len(order) == 14  # of 15 pairs of pairs one has equal values
     assert Ranking(scale=7).sums(outputs, batch).loss.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_ranking_of_equal_values_asks_for_nothing() -> None:
+def test_ranking_of_equal_values_has_no_loss() -> None:
     outputs, batch, _ = vectors("pair")
     batch.targets["value"] = torch.ones(ITEMS)
     loss = Ranking().sums(outputs, batch).loss
@@ -173,7 +173,7 @@ def test_ranking_of_equal_values_asks_for_nothing() -> None:
     assert (gradient == 0).all()
 
 
-def is_also_right(texts: np.ndarray, item: int, other: int) -> bool:
+def is_also_positive(texts: np.ndarray, item: int, other: int) -> bool:
     return bool({*texts[item, :2]} & {*texts[other, :2]})
 
 
@@ -185,7 +185,7 @@ def test_in_batch_by_hand(form: str, is_symmetric: bool, has_repeats: bool) -> N
     texts = np.arange(ITEMS * width).reshape(ITEMS, width)
     if has_repeats:
         texts[1, 0], texts[2, 1], texts[3, 0] = texts[0, 0], texts[4, 1], texts[5, 1]
-        texts[4, -1] = texts[0, 1]  # an unlike text that is the first item's like
+        texts[4, -1] = texts[0, 1]  # a negative that equals the first item's positive
     outputs, batch, wide = vectors(form, texts)
     batch.targets["value"] = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
     expected, masked = 0.0, 0
@@ -193,10 +193,10 @@ def test_in_batch_by_hand(form: str, is_symmetric: bool, has_repeats: bool) -> N
         own = 20 * wide[i, 0] @ wide[i, 1]
         forth, back = [own], [own]
         for j in range(ITEMS):
-            if j != i and not is_also_right(texts, i, j):
+            if j != i and not is_also_positive(texts, i, j):
                 forth.append(20 * wide[i, 0] @ wide[j, 1])
                 back.append(20 * wide[j, 0] @ wide[i, 1])
-            masked += j != i and is_also_right(texts, i, j)
+            masked += j != i and is_also_positive(texts, i, j)
             if width == 3 and texts[j, 2] not in texts[i, :2]:
                 forth.append(20 * wide[i, 0] @ wide[j, 2])
         losses = [math.log(sum(math.exp(score) for score in scores)) - own for scores in (forth, back)]
@@ -215,7 +215,7 @@ def test_gradients_of_cosine_losses(name: str) -> None:
     assert torch.autograd.gradcheck(lambda given: objective.sums(given, batch).loss, outputs)
 
 
-def test_a_text_alone_is_its_own_like() -> None:
+def test_single_text_is_its_own_positive() -> None:
     outputs, batch, wide = vectors("text")
     batch.targets.pop("value")
     scores = 20 * wide[:, 0] @ wide[:, 0].T
@@ -224,7 +224,7 @@ def test_a_text_alone_is_its_own_like() -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_dropout_tells_copies_of_a_text_apart(layout: str) -> None:
+def test_copies_of_a_text_have_different_dropout(layout: str) -> None:
     tokens = [[5, 9, 7], [5, 9, 7], [11, 12, 13, 14], [11, 12, 13, 14]]
     targets = {"texts": np.array([[0, 0], [1, 1]])}
     given = Features(Ragged.of(tokens), None, np.array([0, 2, 4]), np.arange(2), targets)

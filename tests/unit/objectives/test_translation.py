@@ -1,4 +1,4 @@
-"""Translation: the smoothed loss is its definition, the future does not leak, sums do not depend on the batches."""
+"""Translation: label smoothing by definition, no leak of future tokens, sums independent of batching."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def made(pairs_folder: Path) -> tuple[Model, Pairs]:
     small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "max_length": 32}
     model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=tokenizer.size, **small), seed=0).double()
     model.tokenizer = tokenizer
-    return model, Pairs.tokenised(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
+    return model, Pairs.tokenise(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
 
 
 def batches(made: tuple[Model, Pairs], layout: str, micro_tokens: int = 256) -> list[PairBatch]:
@@ -39,7 +39,7 @@ def batches(made: tuple[Model, Pairs], layout: str, micro_tokens: int = 256) -> 
     return [reader[plan].batch for plan in PairPlan(pairs, config, 0).one_epoch()]
 
 
-def test_smoothing_spreads_over_all_but_the_right_token() -> None:
+def test_smoothing_excludes_the_correct_token() -> None:
     scores, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, IGNORED, 3, 3])
     logs = scores.log_softmax(-1)
     smoothed = plain = 0.0
@@ -51,7 +51,7 @@ def test_smoothing_spreads_over_all_but_the_right_token() -> None:
         plain -= logs[row, right].item()
     found = smoothed_loss(scores, targets, 7, 0.1)
     assert [value.item() for value in found] == pytest.approx([smoothed, plain], rel=1e-12)
-    # a last axis that was rounded up changes nothing
+    # padding of the last axis has no effect
     wide = torch.nn.functional.pad(scores, (0, 3), value=-torch.inf)
     assert [value.item() for value in smoothed_loss(wide, targets, 7, 0.1)] == pytest.approx([smoothed, plain])
     without = torch.nn.functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
@@ -59,7 +59,7 @@ def test_smoothing_spreads_over_all_but_the_right_token() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
+def test_translation_objective_contract(made: tuple[Model, Pairs], layout: str) -> None:
     model, _ = made
     objective = TranslationConfig().build()
     batch = batches(made, layout)[0]
@@ -71,7 +71,7 @@ def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
     assert 0 <= int(sums["next_token"].metrics["accuracy"].part) <= int(counts["next_token"])
     again = objective(model, objective.prepare(batch, 5))
     assert torch.equal(sums["next_token"].loss, again["next_token"].loss)
-    # held-out figures are without smoothing
+    # evaluation is without smoothing
     evaluation = objective.for_evaluation()
     plain = evaluation(model, evaluation.prepare(batch, 0))["next_token"].loss
     assert plain.item() == pytest.approx(sums["next_token"].metrics["nll"].part.item())
@@ -84,7 +84,7 @@ def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_loss_does_not_depend_on_the_batches(made: tuple[Model, Pairs], layout: str) -> None:
+def test_loss_does_not_depend_on_batching(made: tuple[Model, Pairs], layout: str) -> None:
     model, _ = made
     objective = TranslationConfig().build()
     totals = []
@@ -97,11 +97,11 @@ def test_the_loss_does_not_depend_on_the_batches(made: tuple[Model, Pairs], layo
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_leaks_from_the_future(made: tuple[Model, Pairs], layout: str) -> None:
-    """Another y_t leaves the scores that predict y_1 … y_t as they are, and changes those after it."""
+def test_future_target_tokens_do_not_leak(made: tuple[Model, Pairs], layout: str) -> None:
+    """Changing y_t does not change the scores that predict y_1 … y_t, but the later ones."""
     model, _ = made
     batch = max(batches(made, layout), key=lambda batch: batch.target_layout.max_length)
-    position = 3  # the decoder reads [CLS] y_1 y_2 y_3 …: y_3 stands here, and the scores here predict y_4
+    position = 3  # the decoder reads [CLS] y_1 y_2 y_3 …: position of y_3, whose scores predict y_4
     positions = batch.target_layout.positions(batch.target)
     changed = torch.where(positions == position, (batch.target + 1) % model.config.encoder.vocabulary, batch.target)
     assert not changed.equal(batch.target)
@@ -116,12 +116,12 @@ def test_nothing_leaks_from_the_future(made: tuple[Model, Pairs], layout: str) -
     if batch.target_layout.is_token is not None:
         real = batch.target_layout.is_token
     assert moved[(positions >= position) & real].min() > 0
-    # while another source changes them all
+    # another source changes all scores
     source = (batch.source + 1) % model.config.encoder.vocabulary
     assert difference(replace(batch, source=source))[real].min() > 0
 
 
-def test_a_model_without_decoder_is_refused(made: tuple[Model, Pairs]) -> None:
+def test_model_without_decoder_raises(made: tuple[Model, Pairs]) -> None:
     bert = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=120, layers=1))
     with pytest.raises(InputError, match="this bert model has no decoder"):
         target_scores(bert, batches(made, "packed")[0])

@@ -1,4 +1,4 @@
-"""The defaults of fine-tuning: the papers' numbers, for every preset, laid below what a person says."""
+"""Defaults of fine-tuning: the papers' values, for every preset, overridden by given settings."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_every_preset_has_settings_for_every_task(name: str) -> None:
 
 
 def test_every_row_can_apply() -> None:
-    """No word of a row is misspelt, or it would be silently left out."""
+    """A misspelt word would silently disable its row."""
     sizes = {size_of(preset(name)) for name in ENCODERS}
     assert sizes == {"tiny", "mini", "small", "medium", "base", "large", "huge"}
     known = {*sizes, *KINDS, *NAMES, "v3", "fresh", "frozen"}
@@ -70,24 +70,24 @@ def test_every_row_can_apply() -> None:
         ("albert-base", "classification", "mnli", {"learning_rate": 3e-5}),
     ],
 )
-def test_the_papers_numbers(name: str, kind: str, data: str, expected: dict[str, float]) -> None:
+def test_defaults_are_the_papers_values(name: str, kind: str, data: str, expected: dict[str, float]) -> None:
     paths = {"learning_rate": "optimizer.learning_rate", "epochs": "run.epochs", "batch": "batch.examples"}
     paths |= {"length": "sequences.length", "decay": "encoder.layer_decay", "dropout": "head.dropout"}
     settings = finetune_recipe(preset(name), kind, data).settings
     assert {word: settings[paths[word]] for word in expected} == expected
 
 
-def test_a_warm_up_in_steps_is_a_share_of_the_run() -> None:
+def test_warm_up_steps_become_a_share() -> None:
     share = finetune_recipe(preset("deberta-base"), "classification", "mnli").settings["schedule.warmup"]
     assert round(share * 3 * 392702 / 64) == pytest.approx(1000, abs=2)
 
 
-def test_a_family_without_a_paper_says_so() -> None:
+def test_family_without_a_paper_names_its_source() -> None:
     assert "none published" in finetune_recipe(preset("performer-base"), "classification").source
     assert "ELECTRA" in finetune_recipe(preset("convbert-base"), "classification").source
 
 
-def test_fresh_weights_and_frozen_encoders() -> None:
+def test_fresh_weights_and_frozen_encoders_have_their_own_rates() -> None:
     config = preset("electra-small")
     usual, fresh, frozen = (
         finetune_recipe(config, "classification", None, **more).settings
@@ -102,7 +102,7 @@ def test_fresh_weights_and_frozen_encoders() -> None:
 @pytest.mark.parametrize(
     ("examples", "batch", "epochs"), [(20, 8, 20.0), (200, 16, 20.0), (2000, 32, 5.0), (50_000, 32, 3.0)]
 )
-def test_little_data_is_seen_more_often(examples: int, batch: int, epochs: float) -> None:
+def test_small_data_gets_smaller_batches_and_more_epochs(examples: int, batch: int, epochs: float) -> None:
     settings = finetune_recipe(preset("bert-base"), "classification", examples=examples).settings
     assert (settings["batch.examples"], settings["run.epochs"]) == (batch, epochs)
 
@@ -120,47 +120,47 @@ def test_little_data_is_seen_more_often(examples: int, batch: int, epochs: float
         (None, None),
     ],
 )
-def test_the_name_of_the_data(data: str | None, name: str | None) -> None:
+def test_data_set_is_recognised(data: str | None, name: str | None) -> None:
     assert task_name(data) == name
 
 
-def whole_of(given: dict, name: str, examples: int = 3668) -> Completed:
+def complete_settings(given: dict, name: str, examples: int = 3668) -> Completed:
     plain = {"model": "folder", "task": {"kind": "classification"}, **given}
-    # a task is known before its settings are complete, and by then says every one of its own
+    # the task is resolved before the settings are completed, and then has a value for each of its own settings
     settings = FinetuneSettings.parse(plain)
     return complete(settings.changed(task=settings.task.changed()), plain, preset(name), examples)
 
 
-def test_what_is_given_is_kept_and_all_else_completed() -> None:
+def test_given_settings_override_defaults() -> None:
     given = {
         "data": "glue/MRPC",
         "task": {"kind": "classification", "text": "a", "pair": "b"},
         "optimizer": {"weight_decay": 0.5},
     }
-    whole = whole_of(given, "electra-base")
+    whole = complete_settings(given, "electra-base")
     assert whole.settings.optimizer.weight_decay == 0.5
     assert whole.settings.optimizer.learning_rate == 1e-4
     assert whole.settings.encoder.layer_decay == 0.8
     assert whole.settings.task.plain()["both_orders"]
     assert "Clark" in whole.source
     assert "mrpc" in whole.source
-    # what a run records says everything, so that completing it again changes nothing, whatever the model
-    assert whole_of(whole.settings.plain(), "bert-tiny", 10).settings == whole.settings
+    # recorded settings are complete: completing them again changes nothing, for any model
+    assert complete_settings(whole.settings.plain(), "bert-tiny", 10).settings == whole.settings
 
 
-def test_both_orders_only_of_pairs_and_only_where_nobody_says_otherwise() -> None:
-    assert not whole_of({"data": "MRPC"}, "electra-base").settings.task.plain()["both_orders"]
+def test_both_orders_is_a_default_for_pairs_only() -> None:
+    assert not complete_settings({"data": "MRPC"}, "electra-base").settings.task.plain()["both_orders"]
     task = {"kind": "classification", "pair": "b", "both_orders": False}
-    assert not whole_of({"data": "MRPC", "task": task}, "electra-base").settings.task.plain()["both_orders"]
+    assert not complete_settings({"data": "MRPC", "task": task}, "electra-base").settings.task.plain()["both_orders"]
 
 
-def test_a_preset_is_fresh_and_a_folder_is_not() -> None:
+def test_preset_is_fresh_and_folder_is_not() -> None:
     rates = [
-        whole_of({"model": name}, "bert-base", 10_000).settings.optimizer.learning_rate
+        complete_settings({"model": name}, "bert-base", 10_000).settings.optimizer.learning_rate
         for name in ("folder", "bert-base")
     ]
     assert rates == [3e-5, 1e-4]
 
 
-def test_kinds_are_those_there_are() -> None:
+def test_kinds_are_complete() -> None:
     assert set(TASKS) - {"translation"} <= set(KINDS)

@@ -15,7 +15,7 @@ ROWS = [(f"the {word} {thing}", label) for label, words in WORDS.items() for wor
 
 
 def write_task(folder: Path) -> Path:
-    """A folder with 64 rows to learn from and 16 in dev."""
+    """Write a task with 64 rows in train and 16 in dev."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {"train": [row for i, row in enumerate(ROWS) if i % 5], "dev": ROWS[::5]}
     for part, rows in parts.items():

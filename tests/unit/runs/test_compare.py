@@ -1,4 +1,4 @@
-"""Recipes compared at an equal budget: what is trained, what is resumed, what is told."""
+"""`bertsmith compare`: recipes trained with equal budgets, resumed and summarised."""
 
 import json
 import shutil
@@ -43,9 +43,7 @@ def compare(recipes: list[str], corpus: Path, out: Path, **changes: object) -> d
 
 
 @pytest.mark.slow
-def test_recipes_are_trained_for_equal_tokens_and_resumed(
-    recipes: list[str], corpus_folder: Path, tmp_path: Path
-) -> None:
+def test_recipes_get_equal_tokens_and_are_resumed(recipes: list[str], corpus_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     metrics = compare(recipes, corpus_folder, out, seeds=2)
     rows = metrics["recipes"]
@@ -66,7 +64,7 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
     assert [row["step"] for row in curve] == [3, 6, 9, 11]
     assert curve[0]["tokens"] < curve[-1]["tokens"] == pytest.approx(rows["masked"]["tokens"], rel=0.05)
 
-    # one run is lost and one stopped half-way: only these are made again, to the same end
+    # one run is lost and one interrupted: only these are repeated, with the same result
     times = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors") if "checkpoints" not in str(path)}
     shutil.rmtree(out / "masked" / "seed-1")
     (out / "wider" / "seed-0" / "result.json").unlink()
@@ -80,7 +78,7 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
         compare(recipes, corpus_folder, out, seeds=3, resume=True)
 
 
-def test_equal_operations_give_the_larger_network_fewer_steps(
+def test_larger_network_gets_fewer_steps_for_equal_flops(
     recipes: list[str], corpus_folder: Path, tmp_path: Path
 ) -> None:
     metrics = compare(recipes[:2], corpus_folder, tmp_path / "out", budget="1e9 flops")
@@ -93,7 +91,7 @@ def test_equal_operations_give_the_larger_network_fewer_steps(
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"budget": "soon"}, "the budget is 'soon'"),
         ({"seeds": 0}, "--seeds is 0; allowed: 1 or more"),
@@ -102,15 +100,15 @@ def test_equal_operations_give_the_larger_network_fewer_steps(
         ({"set": ["model.overrides.max_length=16"]}, "sequences.length is 32; the model takes at most 16"),
     ],
 )
-def test_bad_comparisons_are_named_and_write_nothing(
-    changes: dict, sentence: str, recipes: list[str], corpus_folder: Path, tmp_path: Path
+def test_invalid_comparison_raises_and_writes_nothing(
+    changes: dict, message: str, recipes: list[str], corpus_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         compare(recipes, corpus_folder, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 
 
-def test_several_processes_are_refused(
+def test_several_processes_raise(
     recipes: list[str], corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -118,23 +116,23 @@ def test_several_processes_are_refused(
         compare(recipes, corpus_folder, tmp_path / "out")
 
 
-def test_names_must_tell_recipes_apart(recipes: list[str], corpus_folder: Path, tmp_path: Path) -> None:
+def test_recipe_names_must_differ(recipes: list[str], corpus_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least two recipes are required"):
         compare(recipes[:1], corpus_folder, tmp_path / "out")
     with pytest.raises(InputError, match="two recipes have the name 'masked'"):
         compare([recipes[0], recipes[0]], corpus_folder, tmp_path / "out")
 
 
-def test_runs_say_one_line_each(
+def test_each_run_prints_one_line(
     recipes: list[str], corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compare(recipes[:2], corpus_folder, tmp_path / "out")
-    told = capsys.readouterr().out.splitlines()
-    assert told[:2] == ["masked, seed 0: 11 steps", "wider, seed 0: 5 steps"]
-    assert sum("written to" in line for line in told) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["masked, seed 0: 11 steps", "wider, seed 0: 5 steps"]
+    assert sum("written to" in line for line in lines) == 1
 
 
-def test_a_corpus_that_holds_nothing_out_is_refused(recipes: list[str], texts: Path, tmp_path: Path) -> None:
+def test_corpus_without_held_out_split_raises(recipes: list[str], texts: Path, tmp_path: Path) -> None:
     bertsmith.tokenizer([texts], out=tmp_path / "tokenizer", vocabulary=160)
     bertsmith.corpus([texts], tokenizer=tmp_path / "tokenizer", out=tmp_path / "corpus", held_out=0.0, workers=1)
     with pytest.raises(InputError, match="has no held-out split"):

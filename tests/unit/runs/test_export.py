@@ -1,4 +1,4 @@
-"""`bertsmith export --width --depth`: the sub-network that is written is the one that was trained."""
+"""`bertsmith export --width --depth` writes the sub-network that was trained."""
 
 from pathlib import Path
 

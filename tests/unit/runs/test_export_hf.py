@@ -1,4 +1,4 @@
-"""`bertsmith export --to hf` of a fine-tuned model: labels and task arrive, and it is said what was written and why."""
+"""`bertsmith export --to hf` of a fine-tuned model: labels, task, and the printed format with its reason."""
 
 import json
 from pathlib import Path
@@ -23,9 +23,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fine_tuned_model_keeps_its_labels(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     metrics = export_model(run, out=tmp_path / "hf")
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert metrics["form"] == "native"
-    assert "written as BertForSequenceClassification, which transformers opens without Bertsmith" in said
+    assert "written as BertForSequenceClassification, which transformers opens without Bertsmith" in output
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert settings["id2label"] == {"0": "bad", "1": "good"}
     assert settings["problem_type"] == "single_label_classification"
@@ -40,14 +40,14 @@ def test_fine_tuned_model_keeps_its_labels(run: Path, tmp_path: Path, capsys: py
     ("choice", "why"),
     [({"width": 0.5}, "its heads do not fill its width"), ({"native": "never"}, "native was given as 'never'")],
 )
-def test_model_without_a_native_class(
+def test_model_without_native_class_is_wrapped(
     choice: dict, why: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     metrics = export_model(run, out=tmp_path / "hf", **choice)
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert metrics["form"] == "bertsmith"
-    assert "which transformers opens after `import bertsmith.hf`, because" in said
-    assert why in said
+    assert "which transformers opens after `import bertsmith.hf`, because" in output
+    assert why in output
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert why in settings["why_not_native"]
     assert "import bertsmith.hf" in settings["opened_by"]
@@ -56,7 +56,7 @@ def test_model_without_a_native_class(
     assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS[:1])[0] in ("bad", "good")
 
 
-def test_native_always(run: Path, tmp_path: Path) -> None:
+def test_native_always_raises_without_native_class(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^this model cannot be exported as a Hugging Face bert: its heads do not"):
         export_model(run, out=tmp_path / "hf", width=0.5, native="always")
     assert not (tmp_path / "hf").exists()
@@ -72,13 +72,13 @@ def test_fine_tuned_electra_is_native(run: Path, tmp_path: Path) -> None:
 def test_scaled_regression_is_explained(run: Path) -> None:
     task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
     plan = plan_hf(bertsmith.load(run), task=task)
-    assert plan.remark.endswith("; its numbers are 1 + 4 · the output, as it was trained from 0 to 1")
+    assert plan.remark.endswith("; its numbers are 1 + 4 · the output, since it was trained on 0 to 1")
     assert "its numbers" not in plan_hf(bertsmith.load(run), task={"task": {**task["task"], "scale": False}}).remark
 
 
 def test_python_export_writes_the_task(run: Path, tmp_path: Path) -> None:
-    said = bertsmith.export(bertsmith.load(run), tmp_path / "hf", task=run)
-    assert said == "written as BertForSequenceClassification, which transformers opens without Bertsmith"
+    output = bertsmith.export(bertsmith.load(run), tmp_path / "hf", task=run)
+    assert output == "written as BertForSequenceClassification, which transformers opens without Bertsmith"
     assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS) == bertsmith.Predictor.load(run).predict(TEXTS)
     bertsmith.export(bertsmith.load(run), tmp_path / "hf", force=True)
     assert not (tmp_path / "hf" / "task.json").exists()

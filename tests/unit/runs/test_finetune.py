@@ -1,4 +1,4 @@
-"""finetune as a command and in Python: defaults, what a run leaves, early stop, the best weights, what is refused."""
+"""`bertsmith finetune` as a command and in Python: defaults, files, early stopping, best weights, invalid input."""
 
 import json
 import tempfile
@@ -33,7 +33,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_what_a_run_leaves(run: Path, data: Path) -> None:
+def test_run_writes_model_result_and_log(run: Path, data: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     assert result["steps"] == 8
     assert result["score"] == result[result["metric"]]
@@ -46,7 +46,7 @@ def test_what_a_run_leaves(run: Path, data: Path) -> None:
     assert {row["metric"] for row in held_out} == {result["metric"]}
 
 
-def test_the_recipe_of_a_run_says_everything_and_reruns_it(run: Path, tmp_path: Path) -> None:
+def test_recipe_of_a_run_reproduces_it(run: Path, tmp_path: Path) -> None:
     recorded = read_toml(run / "recipe.toml")
     assert recorded["schedule"]["warmup"] == 0.1
     assert recorded["optimizer"]["betas"] == [0.9, 0.999]
@@ -55,97 +55,97 @@ def test_the_recipe_of_a_run_says_everything_and_reruns_it(run: Path, tmp_path: 
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_flags_go_over_recipe_and_defaults(run: Path, data: Path, tmp_path: Path) -> None:
-    words = ["finetune", str(run), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    main([*words, "--epochs", "1", "--learning-rate", "5e-05", "--batch", "32", "--seed", "3"])
+def test_flags_override_recipe_and_defaults(run: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ["finetune", str(run), "--data", str(data), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    main([*arguments, "--epochs", "1", "--learning-rate", "5e-05", "--batch", "32", "--seed", "3"])
     recorded = read_toml(tmp_path / "run" / "recipe.toml")
     assert recorded["run"]["epochs"] == 1
     assert recorded["optimizer"]["learning_rate"] == 5e-5
     assert recorded["batch"]["examples"] == 32
     assert recorded["run"]["seed"] == 3
-    assert recorded["sequences"]["length"] == 32  # the papers' 128, and the model takes no more than this
+    assert recorded["sequences"]["length"] == 32  # the papers' 128, limited by the model
 
 
-def test_explain_prints_what_will_be_and_writes_nothing(
+def test_explain_prints_settings_and_writes_nothing(
     run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     main(["finetune", str(run), "--data", str(data), "--explain"])
     printed = capsys.readouterr().out
-    for words in ("Devlin et al. 2019", "(tiny)", "learning_rate = 0.0003", "batch", "64 to learn from, 16 in dev"):
-        assert words in printed
-    # 64 examples, 8 a step and at most 20 epochs
+    for text in ("Devlin et al. 2019", "(tiny)", "learning_rate = 0.0003", "batch", "64 in train, 16 in dev"):
+        assert text in printed
+    # 64 examples, 8 per step and at most 20 epochs
     assert "160, 8 an epoch, 16 of warm-up" in printed
     assert "training FLOPs in all" in printed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_python_in_three_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_api_without_output_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = [ROWS[index] for index in (0, 1, 10, 11, 40, 41, 50, 51)]
     made = bertsmith.finetune("bert-tiny", train=rows, dev=rows, device="cpu")
     assert made["score"] == 100.0
     assert made.predict([text for text, _ in rows]) == [label for _, label in rows]
     assert made.predictor.details(["the fine day"])[0]["score"] > 0.5
-    assert list(tmp_path.iterdir()) == []  # nothing is left on disk
+    assert list(tmp_path.iterdir()) == []  # no files are written
 
 
-def test_a_model_given_in_python_stays_as_it_is(run: Path, tmp_path: Path) -> None:
+def test_model_given_in_python_is_not_changed(run: Path, tmp_path: Path) -> None:
     model = bertsmith.load(run)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     made = bertsmith.finetune(model, train=ROWS, epochs=1, set=["sequences.length=16"], device="cpu")
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
     changed = [name for name, tensor in made.model.state_dict().items() if not tensor.equal(before[name])]
     assert changed
-    # the same as from the folder it lies in
+    # equal to a run from its folder
     folder = bertsmith.finetune(str(run), train=ROWS, epochs=1, set=["sequences.length=16"], device="cpu")
     assert folder["training_loss"] == made["training_loss"]
     with pytest.raises(InputError, match=r"model.overrides is set, but the model is a Python object"):
         bertsmith.finetune(model, train=ROWS, set=["model.overrides.dropout=0.2"], device="cpu")
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
-    """Evaluations with these scores, one after the other."""
+def script_scores(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
+    """Let evaluations return these scores, in order."""
     left, real = iter(scores), Evaluator.__call__
 
-    def call(self: Evaluator, engine: Any) -> dict[str, Any]:
-        return real(self, engine) | {"score": next(left)}
+    def call(self: Evaluator, train_step: Any) -> dict[str, Any]:
+        return real(self, train_step) | {"score": next(left)}
 
     monkeypatch.setattr(Evaluator, "__call__", call)
 
 
-def test_early_stop_and_the_best_weights(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, [1.0, 3.0, 2.0, 2.5, 9.0])
+def test_early_stopping_keeps_the_best_weights(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_scores(monkeypatch, [1.0, 3.0, 2.0, 2.5, 9.0])
     stopped = tune(data, tmp_path / "stopped", "run.epochs=10", "run.patience=2", "schedule.kind=constant")
-    assert (stopped["steps"], stopped["best_step"]) == (16, 8)  # of 4 steps an epoch
+    assert (stopped["steps"], stopped["best_step"]) == (16, 8)  # 4 steps per epoch
     monkeypatch.undo()
-    # with the same rate in every step, the best weights are those of a run that ends there
+    # at a constant rate, the best weights equal the final weights of a run that ends there
     tune(data, tmp_path / "short", "run.epochs=2", "run.choose=last", "schedule.kind=constant", "schedule.warmup=0.0")
-    scripted(monkeypatch, [1.0, 3.0, 2.0, 2.0])
+    script_scores(monkeypatch, [1.0, 3.0, 2.0, 2.0])
     tune(data, tmp_path / "long", "run.epochs=4", "schedule.kind=constant", "schedule.warmup=0.0")
     short, long = (read_tensors(tmp_path / name / "model.safetensors") for name in ("short", "long"))
     assert all(tensor.equal(short[name]) for name, tensor in long.items())
 
 
-def test_the_last_weights_where_asked_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, [3.0, 2.0, 3.0, 2.0])
+def test_choose_last_keeps_the_last_weights(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_scores(monkeypatch, [3.0, 2.0, 3.0, 2.0])
     best, last = (tmp_path / name for name in ("best", "last"))
     tune(data, best)
     tune(data, last, "run.choose=last")
     assert (best / "model.safetensors").read_bytes() != (last / "model.safetensors").read_bytes()
 
 
-def test_warm_up_and_fall(run: Path) -> None:
+def test_rate_rises_and_falls(run: Path) -> None:
     rates = [row["learning_rate"] for row in log(run, "training")]
     assert rates[0] == pytest.approx(1e-3)  # a tenth of eight steps is one
     assert rates[1:] == pytest.approx([1e-3 * (7 - k) / 7 for k in range(1, 8)])
 
 
-def test_several_evaluations_an_epoch(data: Path, tmp_path: Path) -> None:
+def test_several_evaluations_per_epoch(data: Path, tmp_path: Path) -> None:
     tune(data, tmp_path / "run", "run.evaluations=2")
     assert [row["step"] for row in log(tmp_path / "run", "held_out")] == [2, 4, 6, 8]
 
 
-def test_a_frozen_encoder_learns_at_the_rate_of_heads(run: Path, data: Path, tmp_path: Path) -> None:
+def test_frozen_encoder_uses_the_head_rate(run: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     bertsmith.finetune(run, data=data, out=out, epochs=1, set=["encoder.frozen=all"], device="cpu")
     assert read_toml(out / "recipe.toml")["optimizer"]["learning_rate"] == 1e-3
@@ -153,7 +153,7 @@ def test_a_frozen_encoder_learns_at_the_rate_of_heads(run: Path, data: Path, tmp
     assert {name.split(".")[0] for name in before if not before[name].equal(after[name])} == {"heads"}
 
 
-def test_one_answer_to_everything_is_pointed_out() -> None:
+def test_single_answer_is_reported_as_degenerate() -> None:
     task = Classification(labels=("a", "b"))
     table = table_of([{"text": "x", "label": "a"}, {"text": "y", "label": "b"}], "dev")
     examples = task.examples(table)
@@ -162,13 +162,13 @@ def test_one_answer_to_everything_is_pointed_out() -> None:
     assert not has_constant_answers(task, examples[:1], [{"answer": "a"}])
 
 
-def test_a_degenerate_run_says_so(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_degenerate_run_prints_a_warning(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     metrics = tune(data, tmp_path / "run", "optimizer.learning_rate=1e-9", "run.epochs=1")
     assert metrics["is_degenerate"]
     assert "degenerate" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_live_line_shows_the_metric() -> None:
+def test_progress_line_shows_the_metric() -> None:
     display = Display(10, 0, visible=False)
     display.show({"kind": "held_out", "loss": 0.5, "metric": "entity_f1", "score": 90.12})
     training = {"kind": "training", "loss": 0.25, "tokens_per_second": 1200.0}
@@ -178,7 +178,7 @@ def test_the_live_line_shows_the_metric() -> None:
     assert display.progress.tasks[0].fields["status"] == "loss 0.250 · held out 0.500 · 1.2k tokens/s"
 
 
-def test_what_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
+def test_invalid_resume_and_output_raise(data: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--resume needs --out"):
         bertsmith.finetune(resume=True)
     with pytest.raises(InputError, match=r"is finished \(8 steps\); there is nothing to resume"):
@@ -192,19 +192,17 @@ def test_what_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     assert (run / "model.safetensors").is_file()
 
 
-def test_states_that_the_pooler_cannot_read(data: Path, tmp_path: Path) -> None:
-    """Layers side by side, or a BiLSTM: the mean is taken, unless another vector is asked for."""
+def test_pooler_is_replaced_for_other_features(data: Path, tmp_path: Path) -> None:
+    """With concatenated layers or a BiLSTM the head pools by the mean, unless another pooling is given."""
     changes = ["head.recurrent={layers=1,width=8}", "run.epochs=1"]
     assert tune(data, tmp_path / "run", *changes).model.config.heads[-1].pooling == "mean"
     chosen = tune(data, tmp_path / "first", *changes, "head.pooling=first")
     assert chosen.model.config.heads[-1].pooling == "first"
-    with pytest.raises(InputError, match=r"head.pooling is 'pooler' with states of several layers"):
+    with pytest.raises(InputError, match=r"head.pooling is 'pooler', but hidden states of several layers"):
         tune(data, tmp_path / "pooler", *changes, "head.pooling=pooler")
 
 
-def test_a_run_that_keeps_nothing_writes_no_checkpoint(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keep_zero_writes_no_checkpoint(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "save", lambda self: pytest.fail("a checkpoint"))
     result = tune(data, tmp_path / "run", "run.keep=0", "run.choose=last", "run.evaluations=0")
     assert [row["step"] for row in log(tmp_path / "run", "held_out")] == [result["steps"]] == [8]

@@ -1,4 +1,4 @@
-"""Whole small fine-tunings with adversarial training: one switch, logged by itself, resumed bitwise the same."""
+"""Small fine-tunings with adversarial training: its loss is logged, and resumed runs are bitwise equal."""
 
 import json
 import math
@@ -22,7 +22,7 @@ SMALL += ["batch.examples=8", "batch.micro_examples=4", "run.epochs=2", "run.eva
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small task: is something made or lost."""
+    """Write a small classification task."""
     folder = tmp_path_factory.mktemp("labelled")
     for part, begin, end in (("train", 0, 32), ("dev", 32, 44)):
         with (folder / f"{part}.jsonl").open("w", encoding="utf-8") as file:
@@ -40,14 +40,14 @@ def run(data: Path, out: Path, **more: object) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["sift", "vat"])
-def test_one_switch(kind: str, labelled: Path, tmp_path: Path) -> None:
+def test_adversarial_term_is_logged(kind: str, labelled: Path, tmp_path: Path) -> None:
     run(labelled, tmp_path / "run", adversarial=kind)
     assert read_toml(tmp_path / "run" / "recipe.toml")["adversarial"]["kind"] == kind
     log = rows(tmp_path / "run")
     training = [row for row in log if row["kind"] == "training"]
     assert len(training) == 8
     for row in training:
-        # twice the entropy of two even classes is the most that beliefs which agree can have
+        # upper limit for equal distributions: twice the entropy of two balanced classes
         assert 0 < row["adversarial_loss"] < 2 * math.log(2) + 0.2
         assert row["loss"] == pytest.approx(row["task_loss"] + 5 * row["adversarial_loss"])
     held_out = [row for row in log if row["kind"] == "held_out"]
@@ -55,9 +55,7 @@ def test_one_switch(kind: str, labelled: Path, tmp_path: Path) -> None:
     assert all(row["loss"] < 1.0 and "adversarial_loss" not in row for row in held_out)
 
 
-def test_a_run_that_was_broken_off_ends_bitwise_the_same(
-    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_equals_uninterrupted_run(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(labelled, tmp_path / "straight", adversarial="sift")
     real = Trainer._step
 
@@ -74,6 +72,6 @@ def test_a_run_that_was_broken_off_ends_bitwise_the_same(
     assert_same(tmp_path / "straight", tmp_path / "resumed")
 
 
-def test_a_switch_that_there_is_not(labelled: Path, tmp_path: Path) -> None:
+def test_unknown_kind_raises(labelled: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"adversarial\.kind"):
         run(labelled, tmp_path / "run", adversarial="fgsm")

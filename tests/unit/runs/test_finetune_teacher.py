@@ -1,4 +1,4 @@
-"""Fine-tuning with a teacher: what is learned, what is left behind, going on after an interruption, what is refused."""
+"""Fine-tuning with a teacher: losses, written model, resuming, invalid teachers."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def learn(data: Path, out: Path, *changes: str, model: Any = "bert-tiny", **more
 
 
 def divergence(teacher: Path, student: Path, data: Path) -> float:
-    """How far a student's beliefs about dev are from its teacher's: the mean KL divergence."""
+    """Return the mean KL divergence of a student's predictions on dev from its teacher's."""
     models = [bertsmith.load(folder) for folder in (teacher, student)]
     texts = [json.loads(line)["text"] for line in (data / "dev.jsonl").read_text().splitlines()]
     logs = []
@@ -57,7 +57,7 @@ def divergence(teacher: Path, student: Path, data: Path) -> float:
     return float((logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean())
 
 
-def test_a_student_comes_nearer_to_its_teacher_than_without(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_student_is_closer_to_its_teacher_than_without_distillation(data: Path, teacher: Path, tmp_path: Path) -> None:
     cut = ("model.subnet.layers=[0,1]", "run.epochs=4", "optimizer.learning_rate=1e-3", "run.choose=last")
     soft = 'distillation.terms=[{kind="outputs"},{kind="hidden_states"}]'
     metrics = learn(data, tmp_path / "with", *cut, soft, model=None, teacher=teacher)
@@ -67,7 +67,7 @@ def test_a_student_comes_nearer_to_its_teacher_than_without(data: Path, teacher:
     assert near < 0.5 * far
 
 
-def test_every_term_is_logged_and_only_the_model_is_written(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_every_term_is_logged_and_width_head_is_removed(data: Path, teacher: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     metrics = learn(data, out, STUDENT, EVERY_TERM, "run.epochs=1", teacher=teacher)
     row = log(out, "training")[-1]
@@ -77,29 +77,29 @@ def test_every_term_is_logged_and_only_the_model_is_written(data: Path, teacher:
     assert [head.kind for head in model.config.heads] == ["pooler", "classifier"]
     assert not any("teacher_width" in name for name in model.state_dict())
     assert metrics["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == metrics["score"]
+    assert bertsmith.evaluate(out, data=data, out=tmp_path / "evaluated")["score"] == metrics["score"]
     recorded = read_toml(out / "recipe.toml")
     assert recorded["distillation"]["teacher"] == str(teacher)
     again = bertsmith.finetune(recipe=out / "recipe.toml", out=tmp_path / "again", device="cpu")
     assert again["training_loss"] == metrics["training_loss"]
 
 
-def test_a_student_is_cut_of_its_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
-    rate = "optimizer.learning_rate=1e-12"  # it stays what it was
+def test_student_is_initialised_from_teacher_layers(data: Path, teacher: Path, tmp_path: Path) -> None:
+    rate = "optimizer.learning_rate=1e-12"  # leaves the weights unchanged
     whole = bertsmith.load(teacher)
-    for name, change, kept in (("first", "layers=[0,1]", (0, 1)), ("second", "depth=0.5", (1, 3))):
+    for name, change, indices in (("first", "layers=[0,1]", (0, 1)), ("second", "depth=0.5", (1, 3))):
         out = tmp_path / name
         learn(data, out, f"model.subnet.{change}", rate, "run.epochs=0.25", model=None, teacher=teacher)
         student = bertsmith.load(out)
         assert len(student.encoder.blocks) == 2
-        for block, index in zip(student.encoder.blocks, kept, strict=True):
+        for block, index in zip(student.encoder.blocks, indices, strict=True):
             other = whole.encoder.blocks[index].mixer.project.weight
             torch.testing.assert_close(block.mixer.project.weight, other, rtol=0, atol=1e-6)
         score = whole.heads["classifier"].score.weight
         torch.testing.assert_close(student.heads["classifier"].score.weight, score, rtol=0, atol=1e-6)
 
 
-def test_going_on_gives_the_same_model_to_the_bit(
+def test_resumed_run_equals_uninterrupted_run(
     data: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = (STUDENT, EVERY_TERM, "run.epochs=2", "run.evaluations=2")
@@ -122,23 +122,23 @@ def test_going_on_gives_the_same_model_to_the_bit(
     assert first == second
 
 
-def test_a_student_that_rounds_learns_from_a_teacher_that_does_not(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_quantised_student_learns_from_float_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     metrics = learn(data, out, STUDENT, EVERY_TERM, "quantisation.weight_bits=8", "run.epochs=1", teacher=teacher)
     assert bertsmith.load(out).config.quantisation is not None
-    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == metrics["score"]
+    assert bertsmith.evaluate(out, data=data, out=tmp_path / "evaluated")["score"] == metrics["score"]
     assert metrics["teacher_score"] > 80
 
 
-def test_the_command_explains_the_costs_of_both(data: Path, teacher: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["finetune", "bert-tiny", "--teacher", str(teacher), "--data", str(data), "--explain", "--set", STUDENT]
-    main([*words, "--set", "sequences.length=16"])
+def test_explain_includes_the_teacher(data: Path, teacher: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["finetune", "bert-tiny", "--teacher", str(teacher), "--data", str(data), "--explain", "--set", STUDENT]
+    main([*arguments, "--set", "sequences.length=16"])
     printed = capsys.readouterr().out
     assert f'teacher = "{teacher}"' in printed
     assert "training FLOPs in all" in printed
 
 
-def test_a_teacher_of_other_labels_or_kind_is_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_with_other_labels_or_task_raises(data: Path, teacher: Path, tmp_path: Path) -> None:
     labels = list(reversed(bertsmith.load(teacher).config.heads[-1].labels))
     with pytest.raises(InputError, match=r"has the labels .* and the task .*; allowed: the same in the same order"):
         learn(data, tmp_path / "a", STUDENT, f"task.labels={labels}", teacher=teacher)
@@ -153,13 +153,13 @@ def test_a_teacher_of_other_labels_or_kind_is_refused(data: Path, teacher: Path,
     assert not (tmp_path / "a").exists()
 
 
-def test_another_tokenizer_is_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_with_another_tokenizer_raises(data: Path, teacher: Path, tmp_path: Path) -> None:
     learn(data, tmp_path / "other", STUDENT, "tokenizer.vocabulary=290", "run.epochs=0.25")
-    with pytest.raises(InputError, match="the student's tokenizer is not that of the teacher"):
+    with pytest.raises(InputError, match="the student's tokenizer differs from the teacher's"):
         learn(data, tmp_path / "run", model=tmp_path / "other", teacher=teacher)
 
 
-def test_a_teacher_with_labels_in_another_order_is_found_out(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_with_permuted_labels_raises(data: Path, teacher: Path, tmp_path: Path) -> None:
     swapped = bertsmith.load(teacher)
     with torch.no_grad():
         for parameter in swapped.heads["classifier"].score.parameters():
@@ -174,8 +174,8 @@ def test_a_teacher_with_labels_in_another_order_is_found_out(data: Path, teacher
         learn(data, tmp_path / "run", STUDENT, teacher=tmp_path / "dull")
 
 
-def test_what_cannot_go_together(data: Path, teacher: Path, tmp_path: Path) -> None:
-    for change, words in (
+def test_conflicting_settings_raise(data: Path, teacher: Path, tmp_path: Path) -> None:
+    for change, message in (
         ("adversarial.kind=sift", "adversarial.kind is 'sift'; allowed with it: 'none'"),
         ("encoder.frozen=all", "encoder.frozen is 'all'"),
         ("run.compile=whole", "run.compile is 'whole'"),
@@ -185,13 +185,13 @@ def test_what_cannot_go_together(data: Path, teacher: Path, tmp_path: Path) -> N
         ("distillation.layers=[1,9]", r"distillation.layers is \[1, 9\]; allowed: a number from 1 to 4"),
         ("distillation.terms=[]", "distillation.terms"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             learn(data, tmp_path / "run", STUDENT, change, teacher=teacher)
     assert not (tmp_path / "run").exists()
 
 
-def test_numbers_are_learned_from_the_teacher(tmp_path: Path) -> None:
-    """With labels that say the opposite of the teacher, a student without the term "labels" follows the teacher."""
+def test_regression_student_follows_its_teacher(tmp_path: Path) -> None:
+    """With labels opposite to the teacher's, a student without the term "labels" follows the teacher."""
     words = ["fine", "lovely", "bright", "awful", "broken", "sad"]
     things = ["day", "smith", "river", "gate"]
     rows = [{"text": f"the {word} {thing}", "label": float(i < 3)} for i, word in enumerate(words) for thing in things]
@@ -201,13 +201,13 @@ def test_numbers_are_learned_from_the_teacher(tmp_path: Path) -> None:
     bertsmith.finetune(
         "bert-tiny", train=rows, dev=rows, out=tmp_path / "t", set=settings, device="cpu", task="regression"
     )
-    ways = {"train": opposite, "dev": rows, "teacher": tmp_path / "t", "device": "cpu", "task": "regression"}
+    options = {"train": opposite, "dev": rows, "teacher": tmp_path / "t", "device": "cpu", "task": "regression"}
     soft = 'distillation.terms=[{kind="outputs"}]'
-    student = bertsmith.finetune("bert-tiny", out=tmp_path / "s", set=[*settings, soft], **ways)
-    assert student["score"] > 50  # a correlation with the teacher's labels, not with those it was shown
+    student = bertsmith.finetune("bert-tiny", out=tmp_path / "s", set=[*settings, soft], **options)
+    assert student["score"] > 50  # correlates with the teacher's labels, not with those in its data
 
 
-def test_signs_of_a_model_that_is_not_for_the_task() -> None:
+def test_mismatch_with_the_task_is_explained() -> None:
     task = Classification(text="text", label="label", labels=("a", "b", "c"))
     examples = [LabelledText(text=str(n), pair=None, label=n % 3) for n in range(30)]
 

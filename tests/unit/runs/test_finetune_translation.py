@@ -1,4 +1,4 @@
-"""finetune, evaluate and predict on pairs of texts: what they learn, write, resume and refuse."""
+"""finetune, evaluate and predict on pairs of texts."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def run(pairs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_what_a_run_leaves(run: Path) -> None:
+def test_run_writes_model_result_and_log(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     assert result["metric"] == "bleu"
     assert result["score"] == result["bleu"]
@@ -55,8 +55,8 @@ def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> 
     likeliest = bertsmith.evaluate(run, data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
     assert likeliest["search"] == result["search"] | {"method": "beam", "beam": 1}
     assert likeliest["bleu"] == pytest.approx(result["bleu"])  # beam 1 = greedy
-    words = ["evaluate", str(run), "--data", str(pairs_folder), "--split", "test", "--out", str(tmp_path / "test")]
-    main([*words, "--beam", "2", "--device", "cpu"])
+    arguments = ["evaluate", str(run), "--data", str(pairs_folder), "--split", "test", "--out", str(tmp_path / "test")]
+    main([*arguments, "--beam", "2", "--device", "cpu"])
     metrics = json.loads((tmp_path / "test" / "result.json").read_text())
     assert (metrics["examples"], metrics["source"], metrics["search"]["beam"]) == (10, "forth", 2)
 
@@ -66,12 +66,12 @@ def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> 
     made = (tmp_path / "lines" / "predictions.txt").read_text().split("\n")
     assert len(made) == 4
     assert made[1] == ""
-    said = bertsmith.predict(run, text=["the smith", "a cold river"], out=tmp_path / "said", beam=1, device="cpu")
-    assert said["predictions"] == [made[0], made[2]]
+    output = bertsmith.predict(run, text=["the smith", "a cold river"], out=tmp_path / "output", beam=1, device="cpu")
+    assert output["predictions"] == [made[0], made[2]]
 
 
-def test_evaluate_finds_again_what_the_run_measured(pairs_folder: Path, tmp_path: Path) -> None:
-    """Columns, cut lengths and search are those of the run, none of them a default."""
+def test_evaluate_reproduces_the_run_scores(pairs_folder: Path, tmp_path: Path) -> None:
+    """Columns, maximum length and search come from the run; none of them is a default."""
     changes = ["run.steps=2", "sequences.length=6", "sequences.too_long=cut", "task.generation={beam=2,extra_length=1}"]
     measured = tune(pairs_folder, tmp_path / "run", *changes, source="back")
     again = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", device="cpu")
@@ -81,13 +81,13 @@ def test_evaluate_finds_again_what_the_run_measured(pairs_folder: Path, tmp_path
     assert written[0].read_text() == written[1].read_text()
 
 
-def test_the_direction_is_remembered(pairs_folder: Path, tmp_path: Path) -> None:
+def test_direction_is_stored(pairs_folder: Path, tmp_path: Path) -> None:
     tune(pairs_folder, tmp_path / "run", "run.steps=1", source="back")
     metrics = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
     assert (metrics["source"], metrics["target"]) == ("back", "forth")
 
 
-def test_the_last_checkpoints_are_averaged(pairs_folder: Path, tmp_path: Path) -> None:
+def test_last_checkpoints_are_averaged(pairs_folder: Path, tmp_path: Path) -> None:
     changes = ["run.steps=6", "run.checkpoint_every=1", "run.evaluate_every=100", "run.average_last=3"]
     tune(pairs_folder, tmp_path / "run", *changes)
     folder = tmp_path / "run" / "checkpoints"
@@ -100,13 +100,13 @@ def test_the_last_checkpoints_are_averaged(pairs_folder: Path, tmp_path: Path) -
     assert [row.get("averaged") for row in rows if row["kind"] == "held_out"] == [None, 3]
 
 
-def test_goes_on_from_a_model_and_from_a_checkpoint(run: Path, pairs_folder: Path, tmp_path: Path) -> None:
+def test_run_starts_from_model_and_resumes_from_checkpoint(run: Path, pairs_folder: Path, tmp_path: Path) -> None:
     small = [change for change in SMALL if not change.startswith(("model", "tokenizer"))]
     more = bertsmith.finetune(
         str(run), data=pairs_folder, out=tmp_path / "more", set=[*small, "run.steps=2"], device="cpu"
     )
     assert more["training_loss"] < json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"]
-    # a run that lost its end: checkpoints are there, the result is not
+    # an interrupted run: it has checkpoints, but no result
     whole = tune(pairs_folder, tmp_path / "whole", "run.steps=4", "run.checkpoint_every=2")
     lost = tmp_path / "whole" / "checkpoints" / "step-00000004"
     (lost / "seal.json").unlink()
@@ -119,12 +119,12 @@ def test_goes_on_from_a_model_and_from_a_checkpoint(run: Path, pairs_folder: Pat
 
 
 @pytest.mark.slow
-def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_run_equals_eager_run(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile
-    # without the code generator: what is compiled is what is tested here, not how
+    # aot_eager: the test checks the graphs, not the generated code
     monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))
     # two steps of one micro-batch each, of different shapes
-    # dropout draws other numbers in compiled code
+    # compiled code draws other dropout masks
     small = "model.overrides={width=32,layers=1,heads=2,neurons=64,dropout=0.0}"
     changes = ("run.steps=2", "batch.tokens=256", small)
     plain = tune(pairs_folder, tmp_path / "plain", *changes)
@@ -132,8 +132,8 @@ def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monk
     assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)
 
 
-def test_padded_batches_learn_the_same(pairs_folder: Path, tmp_path: Path) -> None:
-    """One step over all pairs: the layout must not matter."""
+def test_padded_run_equals_packed_run(pairs_folder: Path, tmp_path: Path) -> None:
+    """One step over all pairs must not depend on the layout."""
     changes = ["run.steps=2", "sequences.micro_tokens=2048", "batch.tokens=2048"]
     changes += ["model.overrides={width=32,layers=1,heads=2,neurons=64,dropout=0.0}"]
     packed = tune(pairs_folder, tmp_path / "packed", *changes)
@@ -141,14 +141,18 @@ def test_padded_batches_learn_the_same(pairs_folder: Path, tmp_path: Path) -> No
     assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-4)
 
 
-def test_without_sacrebleu(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_run_without_sacrebleu_prints_a_hint(
+    pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.setattr(translation, "find_spec", lambda name: None)
     metrics = tune(pairs_folder, tmp_path / "run", "run.steps=1")
     assert metrics["metric"] == "exact_match"
     assert "no BLEU: sacrebleu is not installed" in capsys.readouterr().err
 
 
-def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: Path, tmp_path: Path, capsys) -> None:
+def test_invalid_input_prints_one_line_and_writes_nothing(
+    pairs_folder: Path, run: Path, tmp_path: Path, capsys
+) -> None:
     task = tmp_path / "task"
     task.mkdir()
     row = {"idx": 0, "sentence": "a", "label": 1}
@@ -186,18 +190,18 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
         "give either --data with a file or --text": ["predict", str(run)],
         "has no field 'forth'": ["predict", str(run), "--data", str(task / "train.jsonl")],
     }
-    for sentence, words in cases.items():
+    for message, arguments in cases.items():
         with pytest.raises(SystemExit) as stopped:
-            main([*words, "--out", str(out)])
-        said = capsys.readouterr().err
-        assert stopped.value.code == 2, sentence
-        assert sentence in said
-        assert said.count("\n") == 1, said
-        assert not out.exists(), sentence
+            main([*arguments, "--out", str(out)])
+        output = capsys.readouterr().err
+        assert stopped.value.code == 2, message
+        assert message in output
+        assert output.count("\n") == 1, output
+        assert not out.exists(), message
 
 
 @pytest.mark.slow
-def test_a_small_copy_task_is_learned(tmp_path: Path) -> None:
+def test_copy_task_is_learned(tmp_path: Path) -> None:
     draw = Random(0)
     lines = sorted({" ".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(1200)})
     draw.shuffle(lines)

@@ -1,4 +1,4 @@
-"""evaluate and predict with a fine-tuned model: every form of input, what is written, what is refused."""
+"""evaluate and predict with a fine-tuned model: input formats, output files, invalid input."""
 
 import json
 from pathlib import Path
@@ -17,17 +17,17 @@ from bertsmith.text.learn import learn_tokenizer
 
 
 def fine_tuned(folder: Path, **task: Any) -> Path:
-    """A model with a fresh head, as a fine-tuning would leave it."""
+    """Write a model with a fresh head, in the format of a fine-tuned one."""
     tokenizer = learn_tokenizer(["good bad fine awful words"] * 4, "wordpiece", 80, progress=False)
     config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, layers=1, max_length=32)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer
     settings = {"kind": "classification", "labels": ["no", "yes"], **task}
-    kept = TaskRecord.parse({"task": settings, "sequences": {"length": 16}})
-    assert isinstance(kept.task, Classification)
-    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    record = TaskRecord.parse({"task": settings, "sequences": {"length": 16}})
+    assert isinstance(record.task, Classification)
+    model = with_task_head(model, record.task.head(model.config), seed=0)
     bertsmith.save(model, folder)
-    write_task_record(kept, folder)
+    write_task_record(record, folder)
     return folder
 
 
@@ -49,7 +49,7 @@ TEXTS = ["good words", "", "bad bad, awful"]
 
 
 @pytest.mark.parametrize("form", [".txt", ".jsonl", ".csv", ".tsv", "folder"])
-def test_every_form_gets_the_same_answers(form: str, single: Path, tmp_path: Path) -> None:
+def test_all_input_formats_give_the_same_answers(form: str, single: Path, tmp_path: Path) -> None:
     content = {
         ".txt": "".join(f"{text}\n" for text in TEXTS),
         ".csv": "text,id\n" + "".join(f'"{text}",r{index}\n' for index, text in enumerate(TEXTS)),
@@ -69,25 +69,25 @@ def test_every_form_gets_the_same_answers(form: str, single: Path, tmp_path: Pat
     assert (out / "predictions.txt").read_text().splitlines() == [row["answer"] for row in expected]
 
 
-def test_texts_of_the_command_line(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_texts_on_the_command_line(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["predict", str(single), "--text", "good", "--text", "", "--out", str(tmp_path / "out"), "--device", "cpu"])
-    said = capsys.readouterr().out.splitlines()
-    assert said[:2] == bertsmith.Predictor.load(single).predict(["good", ""])
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["predictions"] == said[:2]
+    output = capsys.readouterr().out.splitlines()
+    assert output[:2] == bertsmith.Predictor.load(single).predict(["good", ""])
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["predictions"] == output[:2]
 
 
 def test_pairs_by_two_flags_or_two_columns(paired: Path, tmp_path: Path) -> None:
     inputs = [("good", "bad"), ("fine words", "awful")]
-    told = bertsmith.predict(
+    result = bertsmith.predict(
         paired, text=["good", "fine words"], pair=["bad", "awful"], out=tmp_path / "a", device="cpu"
     )
-    assert told["predictions"] == bertsmith.Predictor.load(paired).predict(inputs)
+    assert result["predictions"] == bertsmith.Predictor.load(paired).predict(inputs)
     (tmp_path / "b.tsv").write_text("question\tsecond\n" + "".join("\t".join(pair) + "\n" for pair in inputs))
     bertsmith.predict(paired, data=str(tmp_path / "b.tsv"), column=["pair=second"], out=tmp_path / "b", device="cpu")
     assert predictions(tmp_path / "a") == predictions(tmp_path / "b")
 
 
-def test_evaluate_takes_parts_files_and_renamed_columns(single: Path, tmp_path: Path) -> None:
+def test_evaluate_accepts_splits_files_and_renamed_columns(single: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "valid.csv").write_text("text,stars,idx\ngood,yes,7\nbad,no,8\n,no,9\n")
     arguments: dict[str, Any] = {"column": ["label=stars"], "device": "cpu"}
@@ -97,11 +97,11 @@ def test_evaluate_takes_parts_files_and_renamed_columns(single: Path, tmp_path: 
     assert by_split["score"] == by_file["score"]
     assert [row["idx"] for row in predictions(tmp_path / "a")] == ["7", "8", "9"]
     right = [row["answer"] for row in predictions(tmp_path / "a")]
-    share = sum(said == label for said, label in zip(right, ["yes", "no", "no"], strict=True)) / 3
+    share = sum(answer == label for answer, label in zip(right, ["yes", "no", "no"], strict=True)) / 3
     assert by_split["accuracy"] == pytest.approx(100 * share)
 
 
-def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_official_scorer_files_are_written(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def files(task: object, examples: list[Any], answers: list[Any]) -> dict[str, str]:
         return {"scored.tsv": f"{len(examples)} {len(answers)}"}
 
@@ -113,7 +113,7 @@ def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         (["predict", "SINGLE"], "give either --data with a file or --text with a text"),
         (["predict", "SINGLE", "--text", "a", "--data", "x.txt"], "give either --data"),
@@ -136,9 +136,9 @@ def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch
         (["evaluate", "SINGLE", "--data", "nowhere"], "--data 'nowhere' does not exist"),
     ],
 )
-def test_slips_are_one_sentence_and_write_nothing(
-    words: list[str],
-    sentence: str,
+def test_invalid_input_prints_one_line_and_writes_nothing(
+    arguments: list[str],
+    message: str,
     single: Path,
     paired: Path,
     tmp_path: Path,
@@ -152,26 +152,26 @@ def test_slips_are_one_sentence_and_write_nothing(
     (tmp_path / "test.csv").write_text("text\na\n")
     folders = {"SINGLE": str(single), "PAIRED": str(paired)}
     with pytest.raises(SystemExit) as stopped:
-        main([*(folders.get(word, word) for word in words), "--out", "out", "--device", "cpu"])
-    said = capsys.readouterr().err
+        main([*(folders.get(word, word) for word in arguments), "--out", "out", "--device", "cpu"])
+    output = capsys.readouterr().err
     assert stopped.value.code == 2
-    assert sentence in said
-    assert said.count("\n") == 1
+    assert message in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
+def test_model_without_task_raises(tmp_path: Path) -> None:
     bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, layers=1), seed=0), tmp_path / "model")
     with pytest.raises(InputError, match=r"no task.json, so its model was not fine-tuned; use bertsmith finetune"):
         bertsmith.predict(tmp_path / "model", text=["a"], out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(("answer", "line"), [("a\nb", "a b"), (2.5, "2.5"), (["O"], None), ({}, None)])
-def test_answers_of_one_line(answer: object, line: str | None) -> None:
+def test_answer_is_formatted_on_one_line(answer: object, line: str | None) -> None:
     assert one_line(answer) == line
 
 
-def test_a_file_without_dev_is_divided_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_file_without_dev_is_split_with_a_notice(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = [f"{('bad', 'good')[index % 2]} words {index},{('no', 'yes')[index % 2]}" for index in range(40)]
     (tmp_path / "mine.csv").write_text("review,stars\n" + "\n".join([*rows, ",yes"]) + "\n")
     sizes = {"width": 16, "heads": 2, "layers": 1}
@@ -183,11 +183,11 @@ def test_a_file_without_dev_is_divided_and_told_of(tmp_path: Path, capsys: pytes
         set=[*(f"model.overrides.{name}={size}" for name, size in sizes.items()), "tokenizer.vocabulary=300"],
         device="cpu",
     )
-    told = json.loads((tmp_path / "run" / "result.json").read_text())["data"]
-    assert told["train"]["rows"] + told["dev"]["rows"] == 40
-    assert told["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
-    said = " ".join(capsys.readouterr().err.split())
-    assert "there is no dev split: 4 rows are held out of 41 for evaluation, stratified by label" in said
-    assert all(" ".join(notice.split()) in said for notice in told["notices"])
+    counts = json.loads((tmp_path / "run" / "result.json").read_text())["data"]
+    assert counts["train"]["rows"] + counts["dev"]["rows"] == 40
+    assert counts["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
+    output = " ".join(capsys.readouterr().err.split())
+    assert "there is no dev split: 4 rows are held out of 41 for evaluation, stratified by label" in output
+    assert all(" ".join(notice.split()) in output for notice in counts["notices"])
     assert result.predict([""])[0] in ("no", "yes")
     assert bertsmith.evaluate(tmp_path / "run", data=str(tmp_path / "mine.csv"), out=tmp_path / "e")["examples"] == 41

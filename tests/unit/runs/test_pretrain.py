@@ -1,4 +1,4 @@
-"""Whole small runs in this process: precision, trackers, a corpus without a held-out part, what is kept."""
+"""Small pre-training runs: precision, trackers, checkpoints, a corpus without a held-out split."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ def test_precisions_in_one_process(corpus_folder: Path, tmp_path: Path) -> None:
     assert bertsmith.load(tmp_path / "half").encoder.embedding.token_table.dtype.itemsize == 4
 
 
-def test_the_loss_falls_below_the_unigram_level(corpus_folder: Path, tmp_path: Path) -> None:
+def test_loss_falls_below_the_unigram_level(corpus_folder: Path, tmp_path: Path) -> None:
     metrics = run(corpus_folder, tmp_path / "run", "run.steps=100", "optimizer.learning_rate=4e-3")
     assert metrics["held_out"]["masked_tokens_loss"] < metrics["unigram_level"] - 0.1
 
 
-def test_a_mask_decoder_is_trained_and_kept(corpus_folder: Path, tmp_path: Path) -> None:
+def test_mask_decoder_is_trained_and_saved(corpus_folder: Path, tmp_path: Path) -> None:
     metrics = run(
         corpus_folder,
         tmp_path / "run",
@@ -47,14 +47,14 @@ def test_a_mask_decoder_is_trained_and_kept(corpus_folder: Path, tmp_path: Path)
     assert len(model.fill_mask("the smith forges an iron [MASK].", top=3)[0]) == 3
 
 
-def test_the_last_two_and_the_best_are_kept(corpus_folder: Path, tmp_path: Path) -> None:
+def test_last_two_and_best_checkpoints_are_kept(corpus_folder: Path, tmp_path: Path) -> None:
     run(corpus_folder, tmp_path / "run", "run.steps=9", "run.checkpoint_every=1", "run.evaluate_every=4")
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept[-2:] == ["step-00000008", "step-00000009"]
-    assert len(kept) <= 3
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names[-2:] == ["step-00000008", "step-00000009"]
+    assert len(names) <= 3
 
 
-def test_without_a_held_out_part(texts: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_corpus_without_held_out_split(texts: Path, corpus_folder: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     build_corpus([texts / "stories.txt"], Tokenizer.load(corpus_folder), corpus, held_out=0.0, workers=1)
     metrics = run(corpus, tmp_path / "run", "run.steps=2")
@@ -62,7 +62,7 @@ def test_without_a_held_out_part(texts: Path, corpus_folder: Path, tmp_path: Pat
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_trackers_get_the_log(corpus_folder: Path, tmp_path: Path) -> None:
+def test_trackers_receive_the_log(corpus_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run(corpus_folder, tmp_path / "run", "run.steps=2", "run.track=['tensorboard']")
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
@@ -74,13 +74,13 @@ def test_graphs_need_a_gpu(corpus_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compile", ["on", "whole"])
-def test_a_compiled_run_learns_the_same(
+def test_compiled_run_equals_eager_run(
     compile: str, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     real = torch.compile
-    # without the code generator: what is compiled is what is tested here, not how
+    # aot_eager: the test checks the graphs, not the generated code
     monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))
     plain = run(corpus_folder, tmp_path / "plain", "run.steps=3")
     compiled = run(corpus_folder, tmp_path / "compiled", "run.steps=3", f"run.compile={compile}")

@@ -1,4 +1,4 @@
-"""Whole small runs with next-token objectives: they learn, resume bitwise the same, and leave the model they say."""
+"""Small runs with next-token objectives: loss, resuming and the written model."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def is_causal(model: Model) -> bool:
 
 
 @pytest.mark.slow
-def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
+def test_causal_bert_is_trained_and_saved(corpus_folder: Path, tmp_path: Path) -> None:
     metrics = run(corpus_folder, tmp_path / "run", "run.steps=60", CAUSAL, *BERT)
     assert metrics["token_term"] == "next_token"
     assert metrics["held_out"]["next_token_loss"] < metrics["unigram_level"]
@@ -50,7 +50,7 @@ def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
     assert [layer.mixer.is_causal for layer in model.config.encoder.layers] == [True]
     assert [head.kind for head in model.config.heads] == ["masked_tokens"]
     assert is_causal(model)
-    # trained on, and from a folder that sees both ways
+    # continued, and from the folder of a bidirectional model
     changes = ["run.steps=1", CAUSAL, f'model={{folder="{tmp_path / "run"}"}}']
     more = run(corpus_folder, tmp_path / "more", *changes)
     assert more["training_loss"] < rows(tmp_path / "run", "training")[0]["loss"] - 1
@@ -61,7 +61,7 @@ def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_joint_deberta_learns_both_and_resumes(corpus_folder: Path, tmp_path: Path) -> None:
+def test_masked_and_causal_deberta_learns_both_and_resumes(corpus_folder: Path, tmp_path: Path) -> None:
     straight, out = tmp_path / "straight", tmp_path / "resumed"
     metrics = run(corpus_folder, straight, "run.steps=20", JOINT, *DEBERTA)
     held_out = rows(straight, "held_out")
@@ -87,7 +87,7 @@ def test_a_joint_deberta_learns_both_and_resumes(corpus_folder: Path, tmp_path: 
     assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
 
-def test_what_cannot_be_causal_is_said_before_anything_is_written(corpus_folder: Path, tmp_path: Path) -> None:
+def test_network_that_cannot_be_causal_raises_before_writing(corpus_folder: Path, tmp_path: Path) -> None:
     network = bertsmith.preset("bert-tiny", width=32, layers=1, heads=2, max_length=32)
     network = network.changed(heads=bertsmith.preset("deberta-base").heads)
     settings = {"model": {"network": network.plain()}, "sequences": {"length": 32}}
@@ -95,19 +95,19 @@ def test_what_cannot_be_causal_is_said_before_anything_is_written(corpus_folder:
     for kind in ("causal_lm", "masked_and_causal"):
         recipe.write_text(to_toml({**settings, "objective": {"kind": kind}}))
         for more in ({"explain": True}, {"data": corpus_folder, "out": tmp_path / "run"}):
-            with pytest.raises(InputError, match="a causal mask_decoder needs a last mixer that knows the places"):
+            with pytest.raises(InputError, match="a causal mask_decoder needs a last mixer that reads the positions"):
                 bertsmith.pretrain(recipe, **more)
     assert not (tmp_path / "run").exists()
 
 
-def test_both_passes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    def explained(*changes: str) -> dict:
+def test_explain_counts_both_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    def explain(*changes: str) -> dict:
         return bertsmith.pretrain(RECIPE, set=list(changes), explain=True)
 
     joint, causal, masked = (
-        explained(JOINT),
-        explained(CAUSAL),
-        explained('objective={kind="masked_lm",masking={rate=0.15}}'),
+        explain(JOINT),
+        explain(CAUSAL),
+        explain('objective={kind="masked_lm",masking={rate=0.15}}'),
     )
     flops = [float(found["training FLOPs per token"]) for found in (joint, causal, masked)]
     assert flops[0] == pytest.approx(flops[1] + flops[2], rel=1e-3)

@@ -1,4 +1,4 @@
-"""Runs that go on from a folder begin where its model is, and end as a model that transformers loads."""
+"""Continued pre-training: runs start with the loss of the imported model and end as one that transformers loads."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # raised by third-party code at import
     from transformers import (
         BertConfig,
         BertForMaskedLM,
@@ -27,7 +27,7 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.layers.elementwise import TokenDropout
 from bertsmith.models.vocabulary import add_tokens
-from bertsmith.objectives.replaced_tokens import put, sample
+from bertsmith.objectives.replaced_tokens import insert_samples, sample
 from bertsmith.text.extend import extend_tokenizer, new_tokens
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import to_toml
@@ -62,7 +62,7 @@ REPLACED = {"kind": "replaced_tokens"}
 
 
 def folder_of(kind: type[PreTrainedModel], config: object, tokenizer: Tokenizer, folder: Path) -> Path:
-    """A tiny model that transformers saved, with a tokenizer beside it."""
+    """Save a tiny transformers model with a tokenizer."""
     torch.manual_seed(len(folder.name))
     kind(config).save_pretrained(folder)
     tokenizer.save(folder)
@@ -90,7 +90,7 @@ def folders(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> d
 
 @pytest.fixture(scope="module")
 def domain(texts: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with words the tokenizer does not know, made with an extension of it."""
+    """A corpus with words outside the vocabulary, tokenized with an extension of the tokenizer."""
     home = tmp_path_factory.mktemp("domain")
     stories = (texts / "stories.txt").read_text().replace("lanterns", "phosphatase kinase").replace("anvil", "receptor")
     (home / "domain.txt").write_text(stories)
@@ -113,11 +113,11 @@ def first_batch(trainer: Trainer) -> object:
     plan, reader = trainer.data.held_out_plan, trainer.data.held_out_reader
     assert plan is not None
     assert reader is not None
-    return trainer.engine.evaluation.prepare(reader[next(plan.one_epoch())].batch, 0)
+    return trainer.train_step.evaluation.prepare(reader[next(plan.one_epoch())].batch, 0)
 
 
 def rows(flat: torch.Tensor, starts: torch.Tensor) -> list[torch.Tensor]:
-    """The sequences of a packed batch, each as a batch of its own: (1, length)."""
+    """Split a packed batch into sequences of shape (1, length)."""
     bounds = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
     return [flat[start:end][None] for start, end in bounds if end > start]
 
@@ -129,7 +129,7 @@ def masked_loss(theirs: PreTrainedModel, prepared: object) -> float:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bert", BertForMaskedLM), ("deberta", DebertaV2ForMaskedLM)])
-def test_masked_training_begins_at_the_imported_loss(
+def test_masked_lm_starts_at_the_imported_loss(
     name: str, kind: type, folders: dict[str, Path], corpus_folder: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(corpus_folder, folders[name], MASKED, tmp_path / "first")
@@ -150,7 +150,9 @@ def test_masked_training_begins_at_the_imported_loss(
     assert 0 < moved.abs().max() < 0.1
 
 
-def test_detection_begins_at_the_imported_losses(folders: dict[str, Path], corpus_folder: Path, tmp_path: Path) -> None:
+def test_replaced_tokens_start_at_the_imported_losses(
+    folders: dict[str, Path], corpus_folder: Path, tmp_path: Path
+) -> None:
     generator = {"folder": str(folders["electra-generator"]), "sharing": "gradient_disentangled"}
     generator["overrides"] = {"dropout": 0.0}
     trainer = trainer_of(corpus_folder, folders["electra"], REPLACED, tmp_path / "run", generator=generator)
@@ -164,7 +166,7 @@ def test_detection_begins_at_the_imported_losses(folders: dict[str, Path], corpu
             corrupted.positions
         ]
         guesses = sample(scores, prepared.draw, 1.0, scores.shape[-1])
-        guessed, is_replaced = put(prepared.tokens, corrupted, guesses)
+        guessed, is_replaced = insert_samples(prepared.tokens, corrupted, guesses)
         logits = torch.cat([finder(tokens).logits[0] for tokens in rows(guessed, starts)])
     real = prepared.is_real
     found = trainer.evaluate()
@@ -175,7 +177,7 @@ def test_detection_begins_at_the_imported_losses(folders: dict[str, Path], corpu
     assert found["replaced_loss"] == pytest.approx(binary.item(), abs=1e-5)
     trainer.run()
     trainer.close()
-    # the run's own folder holds the generator: the next run goes on with it, unasked
+    # the run's folder includes the generator, which the next run uses by default
     bertsmith.save(bertsmith.load(tmp_path / "run" / "checkpoints" / "step-00000003"), tmp_path / "ours")
     bertsmith.export(bertsmith.load(tmp_path / "ours"), tmp_path / "hf")
     ElectraForPreTraining.from_pretrained(tmp_path / "hf")
@@ -192,12 +194,12 @@ def test_detection_begins_at_the_imported_losses(folders: dict[str, Path], corpu
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
-def test_a_fresh_generator_takes_the_models_vectors(
+def test_fresh_generator_copies_the_model_embedding(
     sharing: str, folders: dict[str, Path], corpus_folder: Path, tmp_path: Path
 ) -> None:
     generator = {"sharing": sharing, "width": 0.5, "depth": 0.5}
     trainer = trainer_of(corpus_folder, folders["electra"], REPLACED, tmp_path / "run", generator=generator)
-    assert trainer.notices == ["the generator is fresh (layers: 1, width: 8): its first guesses are nearly random"]
+    assert trainer.notices == ["the generator is fresh (layers: 1, width: 8): its first predictions are nearly random"]
     model, imported = trainer.model, bertsmith.load(folders["electra"])
     assert model.generator is not None
     torch.testing.assert_close(model.token_table, imported.token_table, rtol=0, atol=1e-7)
@@ -206,10 +208,10 @@ def test_a_fresh_generator_takes_the_models_vectors(
     trainer.close()
 
 
-def test_a_fresh_model_takes_its_generators_vectors(
+def test_fresh_model_copies_the_generator_embedding(
     folders: dict[str, Path], corpus_folder: Path, tmp_path: Path
 ) -> None:
-    """The generator's table may have more rows than the tokenizer has pieces, as DeBERTa v3's."""
+    """The generator's table may have more rows than the tokenizer has tokens, like DeBERTa v3's."""
     generator = bertsmith.load(folders["electra-generator"])
     rows = generator.config.encoder.vocabulary + 4
     add_tokens(generator, {rows - 1: [7]})
@@ -223,11 +225,11 @@ def test_a_fresh_model_takes_its_generators_vectors(
     assert model.token_table.shape == (rows, 16)
 
 
-def test_fresh_and_left_out_heads_are_said(folders: dict[str, Path], corpus_folder: Path, tmp_path: Path) -> None:
+def test_fresh_and_dropped_heads_give_notices(folders: dict[str, Path], corpus_folder: Path, tmp_path: Path) -> None:
     trainer = trainer_of(corpus_folder, folders["electra"], MASKED, tmp_path / "run")
     name = str(folders["electra"])
     assert trainer.notices == [
-        f"{name!r} lacks the head masked_tokens: it begins with fresh weights",
+        f"{name!r} lacks the head masked_tokens: it starts with fresh weights",
         f"heads of {name!r} that the objective does not train are left out: replaced_tokens",
     ]
     trainer.close()
@@ -237,19 +239,21 @@ def test_fresh_and_left_out_heads_are_said(folders: dict[str, Path], corpus_fold
     trainer.close()
 
 
-def test_dropout_is_the_folders_unless_said(folders: dict[str, Path], corpus_folder: Path) -> None:
+def test_dropout_is_the_folders_unless_overridden(folders: dict[str, Path], corpus_folder: Path) -> None:
     tokenizer = Tokenizer.load(corpus_folder)
     model = {"folder": str(folders["deberta"])}
-    kept, _ = PretrainSettings.parse({"model": model, **RUN}).start(tokenizer)
+    default, _ = PretrainSettings.parse({"model": model, **RUN}).start(tokenizer)
     none, _ = settings_of(corpus_folder, folders["deberta"], MASKED).start(tokenizer)
-    for start, rate in ((kept, 0.1), (none, 0.0)):
+    for start, rate in ((default, 0.1), (none, 0.0)):
         rates = {module.rate for module in start.modules() if isinstance(module, TokenDropout)}
         assert rates == {rate}
         assert start.config.encoder.layers[0].mixer.dropout == rate
-    assert all(torch.equal(a, b) for a, b in zip(kept.state_dict().values(), none.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(default.state_dict().values(), none.state_dict().values(), strict=True)
+    )
 
 
-def test_an_extended_vocabulary_grows_the_model(
+def test_extended_vocabulary_adds_rows(
     folders: dict[str, Path], tokenizer: Tokenizer, domain: Path, tmp_path: Path
 ) -> None:
     imported, extended = bertsmith.load(folders["bert"]), Tokenizer.load(domain)
@@ -281,10 +285,10 @@ def test_an_extended_vocabulary_grows_the_model(
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
-def test_generators_grow_too(
+def test_extended_vocabulary_adds_rows_to_the_generator(
     sharing: str, folders: dict[str, Path], corpus_folder: Path, domain: Path, tmp_path: Path
 ) -> None:
-    """From the folder of a run, whose generator has rows of its own or the model's."""
+    """Start from the folder of a run whose generator has its own rows or shares the model's."""
     base = bertsmith.load(folders["electra"])
     generator = {"sharing": sharing}
     first = trainer_of(corpus_folder, folders["electra"], REPLACED, tmp_path / "a", generator=generator)
@@ -301,8 +305,8 @@ def test_generators_grow_too(
     assert bertsmith.load(tmp_path / "b" / "checkpoints" / "step-00000003").config.encoder.vocabulary == size
 
 
-def test_spare_rows_are_used_before_new_ones(folders: dict[str, Path]) -> None:
-    """DeBERTa v3 has 128,100 rows for 128,001 pieces."""
+def test_unused_rows_are_filled_before_new_ones(folders: dict[str, Path]) -> None:
+    """DeBERTa v3 has 128,100 rows for 128,001 tokens."""
     model = bertsmith.load(folders["bert"])
     rows, table = model.config.encoder.vocabulary, model.token_table.detach().clone()
     add_tokens(model, {rows - 2: [5, 6], rows - 1: [], rows: [7]})
@@ -313,8 +317,8 @@ def test_spare_rows_are_used_before_new_ones(folders: dict[str, Path]) -> None:
     assert torch.equal(model.token_table[: rows - 2], table[: rows - 2])
 
 
-def test_a_resumed_run_needs_no_folder(folders: dict[str, Path], corpus_folder: Path, tmp_path: Path) -> None:
-    """Interrupted after step 2; meanwhile the folder is gone."""
+def test_resumed_run_does_not_need_the_folder(folders: dict[str, Path], corpus_folder: Path, tmp_path: Path) -> None:
+    """The run is interrupted after step 2; then the folder is deleted."""
     folder = tmp_path / "folder"
     shutil.copytree(folders["electra"], folder)
     generator = {"sharing": "gradient_disentangled", "width": 0.5}

@@ -1,4 +1,4 @@
-"""Runs that leave layers out: the same when interrupted, packed and padded, in pre-training and from folders."""
+"""Runs with LayerDrop: resumed, packed and padded runs are equal, in pre-training and fine-tuning."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ DROPPING = ["model.overrides={width=16,layers=3,heads=2,max_length=64,dropout=0.
 DROPPING += ["run.log_every=1", "run.checkpoint_every=2", "run.evaluate_every=6"]
 
 
-def test_an_interrupted_pre_training_drops_the_same_layers(
+def test_resumed_run_drops_the_same_layers(
     corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(corpus_folder, tmp_path / "straight", *DROPPING)
@@ -24,7 +24,7 @@ def test_an_interrupted_pre_training_drops_the_same_layers(
 
 
 @pytest.mark.slow
-def test_fine_tuning_of_a_folder_that_leaves_layers_out(tmp_path: Path) -> None:
+def test_fine_tuning_with_layer_drop_of_a_folder(tmp_path: Path) -> None:
     changes = ["model.overrides.layer_drop=0.5", "model.overrides.layers=3", "model.overrides.dropout=0.0"]
     packed, weights = tune("bert-tiny", "packed", tmp_path / "packed", *changes)
     padded, _ = tune("bert-tiny", "padded", tmp_path / "padded", *changes)

@@ -1,4 +1,4 @@
-"""Random features in training: drawn anew at their steps, and a run that resumes is bitwise the same."""
+"""Random features in training: redrawn every few steps, and bitwise equal in a resumed run."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ def losses(out: Path) -> list[str]:
     return [line.split('"seconds"')[0] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_resumed_run_redraws_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_resumed_run_redraws_the_same_features(corpus_folder: Path, tmp_path: Path, monkeypatch) -> None:
     moments: list[int] = []
     redraw_features = Model.redraw_features
 
@@ -34,7 +34,7 @@ def test_a_resumed_run_redraws_the_same(corpus_folder: Path, tmp_path: Path, mon
     monkeypatch.setattr(Model, "redraw_features", counted)
     straight, out = tmp_path / "straight", tmp_path / "resumed"
     bertsmith.pretrain(RECIPE, data=corpus_folder, out=straight, set=SMALL, device="cpu")
-    assert moments == list(range(18))  # once a step, though a step has two micro-batches
+    assert moments == list(range(18))  # once per step, although a step has two micro-batches
     assert not torch.equal(matrix(straight / "checkpoints" / "step-00000009"), matrix(straight))
     shutil.copytree(straight, out)
     for name in ("result.json", "model.safetensors"):
@@ -46,7 +46,7 @@ def test_a_resumed_run_redraws_the_same(corpus_folder: Path, tmp_path: Path, mon
     assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
 
-def test_an_average_of_checkpoints_has_features_that_were_drawn(corpus_folder: Path, tmp_path: Path) -> None:
+def test_averaged_model_has_the_last_features(corpus_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     changes = ["run.steps=6", "run.checkpoint_every=3", "run.average_last=2"]
     bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=[*SMALL, *changes], device="cpu")

@@ -1,4 +1,4 @@
-"""Runs of replaced-token detection: interrupted and resumed, and what they leave behind."""
+"""Runs of replaced-token detection: resuming, and the written folders."""
 
 import json
 import math
@@ -42,7 +42,7 @@ ELECTRA = ("model.preset=electra-small", f"model.overrides={{{SIZE},embedding_wi
 
 @dataclass(frozen=True)
 class Case:
-    """What a run changes in the recipe."""
+    """Changes of a run to the recipe."""
 
     changes: tuple[str, ...]
     is_disentangled: bool = False
@@ -82,7 +82,7 @@ def run(recipe: Path, corpus: Path, out: Path, *changes: str) -> dict:
 
 
 @pytest.mark.parametrize("name", slow_unless(("disentangled, two",), CASES))
-def test_interrupted_and_resumed_is_bitwise_the_same(
+def test_resumed_run_equals_uninterrupted_run(
     name: str, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, step = CASES[name], Trainer._step
@@ -105,7 +105,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(
     assert (straight / "model.safetensors").read_bytes() == (resumed / "model.safetensors").read_bytes()
     assert losses(straight) == losses(resumed)
 
-    # both weights and moments of the generator are among them
+    # including weights and moments of the generator
     moments = load_file(straight / "checkpoints" / "step-00000020" / "optimizer.safetensors")
     assert any(key.startswith("generator.") for key in moments)
     assert metrics["generator_parameters"] > 0
@@ -113,7 +113,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(
 
 
 def check_folder(folder: Path, case: Case) -> None:
-    """A run's folder and its checkpoints load as folded models that are used and trained further."""
+    """Check that a run's folder and its checkpoints load as folded models that can be used and trained further."""
     checkpoint = folder / "checkpoints" / "step-00000020"
     tensors = load_file(checkpoint / "model.safetensors")
     model, other = bertsmith.load(folder), bertsmith.load(checkpoint)
@@ -132,7 +132,7 @@ def check_folder(folder: Path, case: Case) -> None:
     assert model.encode(["the smith"]).shape == (1, 32)
 
 
-def test_a_corpus_without_a_held_out_part_gives_a_page(recipe: Path, texts: Path, tmp_path: Path) -> None:
+def test_corpus_without_held_out_split_gives_a_report(recipe: Path, texts: Path, tmp_path: Path) -> None:
     bertsmith.tokenizer([texts], out=tmp_path / "tokenizer", vocabulary=160)
     bertsmith.corpus([texts], tokenizer=tmp_path / "tokenizer", out=tmp_path / "corpus", held_out=0.0, workers=1)
     size = "model.overrides={width=32,layers=1,heads=2,embedding_width=16,max_length=32}"
@@ -142,7 +142,7 @@ def test_a_corpus_without_a_held_out_part_gives_a_page(recipe: Path, texts: Path
 
 
 @pytest.mark.slow
-def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_encoder_learns_to_detect_replacements(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     changes = ["run.steps=100", "run.evaluate_every=100", "optimizer.learning_rate=6e-3", "generator.width=1.0"]
     size = "width=32,layers=2,heads=2,embedding_width=32,max_length=32,dropout=0.0,init_std=0.1"
     changes += ["model.preset=electra-small", f"model.overrides={{{size}}}"]
@@ -150,7 +150,7 @@ def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, t
     held_out = metrics["held_out"]
     assert metrics["token_term"] == "generator"
     assert held_out["generator_loss"] < metrics["unigram_level"] - 0.1
-    # better than to know nothing but how often a token is replaced
+    # better than predicting the base rate of replacements
     share = held_out["replaced_share"]
     assert 0.05 < share < 0.16
     assert held_out["replaced_loss"] < -share * math.log(share) - (1 - share) * math.log(1 - share) - 0.005
@@ -160,7 +160,7 @@ def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, t
     assert "Replaced-token detection" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_run_goes_on_from_a_folder_with_its_generator(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_run_continues_from_a_folder_with_its_generator(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     change = "generator.sharing=gradient_disentangled"
     run(recipe, corpus_folder, tmp_path / "first", *ELECTRA, change, "run.steps=3")
     plain = bertsmith.load(tmp_path / "first")
@@ -172,7 +172,7 @@ def test_a_run_goes_on_from_a_folder_with_its_generator(recipe: Path, corpus_fol
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_the_command_exports_both_parts(
+def test_export_writes_encoder_and_generator(
     recipe: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(recipe, corpus_folder, tmp_path / "run", *ELECTRA, "run.steps=1")
@@ -184,5 +184,5 @@ def test_the_command_exports_both_parts(
     assert bertsmith.load(tmp_path / "generator").fill_mask("the smith forges [MASK].", top=1)
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "encoder"), "--out", str(tmp_path / "none"), "--part", "generator"])
-    assert "part is 'generator' and this model has none; allowed: 'encoder'" in capsys.readouterr().err
+    assert "part is 'generator', but this model has none; allowed: 'encoder'" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

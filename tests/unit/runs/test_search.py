@@ -1,4 +1,4 @@
-"""Several seeds and learning rates: their figures, the best one's model, going on after an interruption."""
+"""Search over seeds and learning rates: results, the best model, resuming."""
 
 import json
 import os
@@ -29,11 +29,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def searched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds with two learning rates, one of which teaches nothing."""
+    """Two seeds with two learning rates, one of which is too small to learn."""
     out = tmp_path_factory.mktemp("search") / "out"
-    words = ["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
-    words += [word for change in (*SMALL, *LONGER) for word in ("--set", change)]
-    main([*words, "--seeds", "2", "--learning-rates", "1e-9", "1e-2"])
+    arguments = ["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
+    arguments += [word for change in (*SMALL, *LONGER) for word in ("--set", change)]
+    main([*arguments, "--seeds", "2", "--learning-rates", "1e-9", "1e-2"])
     return out
 
 
@@ -41,7 +41,7 @@ def result(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_the_figures_of_a_search(searched: Path) -> None:
+def test_result_summarises_all_runs(searched: Path) -> None:
     metrics = result(searched)
     assert list(metrics["runs"]) == ["lr-1e-09-seed-0", "lr-1e-09-seed-1", "lr-0.01-seed-0", "lr-0.01-seed-1"]
     scores = {name: result(searched / name)["score"] for name in metrics["runs"]}
@@ -55,7 +55,7 @@ def test_the_figures_of_a_search(searched: Path) -> None:
     assert metrics["runs"]["lr-1e-09-seed-0"]["is_degenerate"]
 
 
-def test_the_folder_holds_the_best_model_and_no_other(searched: Path, data: Path, tmp_path: Path) -> None:
+def test_folder_holds_only_the_best_model(searched: Path, data: Path, tmp_path: Path) -> None:
     best = result(searched)["best"]
     metrics = bertsmith.evaluate(searched, data=data, out=tmp_path / "evaluation", device="cpu")
     assert metrics["score"] == pytest.approx(best["score"])
@@ -64,19 +64,19 @@ def test_the_folder_holds_the_best_model_and_no_other(searched: Path, data: Path
     assert [path.parent for path in searched.rglob("task.json")] == [searched]
 
 
-def test_each_run_is_an_ordinary_one(searched: Path, data: Path, tmp_path: Path) -> None:
+def test_each_run_equals_a_single_run(searched: Path, data: Path, tmp_path: Path) -> None:
     alone = tune(data, tmp_path / "alone", *LONGER, "run.seed=1", "optimizer.learning_rate=1e-2")
     assert result(searched / "lr-0.01-seed-1")["training_loss"] == alone["training_loss"]
     assert result(searched / "lr-0.01-seed-1")["score"] == alone["score"]
 
 
-def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after the second run: finished ones are left alone, and the end is the same."""
-    out, real, begun = tmp_path / "out", search.run_finetuning, []
+def test_search_is_resumed(searched: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the second run: finished runs are not repeated, and the result is the same."""
+    out, real, started = tmp_path / "out", search.run_finetuning, []
 
     def count(*arguments: object, **more: object) -> object:
-        begun.append(arguments[2].name)  # type: ignore[attr-defined]
-        if len(begun) == 3:
+        started.append(arguments[2].name)  # type: ignore[attr-defined]
+        if len(started) == 3:
             raise KeyboardInterrupt
         return real(*arguments, **more)  # type: ignore[arg-type]
 
@@ -84,13 +84,13 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         tune(data, out, *LONGER, seeds=2, learning_rates=[1e-9, 1e-2])
     assert len(list(out.rglob("model.safetensors"))) == 1
-    begun.append("")
+    started.append("")
     with pytest.raises(InputError, match="was started with other seeds or learning rates"):
         bertsmith.finetune(out=out, resume=True, seeds=3, device="cpu")
     with pytest.raises(InputError, match=r"--resume: run.epochs is 9.0, but the run was started with 6.0"):
         bertsmith.finetune(out=out, resume=True, epochs=9, device="cpu")
     made = bertsmith.finetune(out=out, resume=True, device="cpu")
-    assert begun[4:] == ["lr-0.01-seed-0", "lr-0.01-seed-1"]
+    assert started[4:] == ["lr-0.01-seed-0", "lr-0.01-seed-1"]
     assert made.to_json() == result(out) == result(searched)
     assert (out / "model.safetensors").read_bytes() == (searched / "model.safetensors").read_bytes()
     assert made.predict(["the fine day"])[0] in ("good", "bad")
@@ -99,8 +99,8 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> None:
-    """The run saves where it is, the ones after it are not begun, and going on gives what was to come."""
+def test_interrupted_run_of_a_search_is_resumed(data: Path, tmp_path: Path) -> None:
+    """The run is saved, later runs are not started, and resuming gives the uninterrupted result."""
     out, real, steps = tmp_path / "out", Trainer._step, []
 
     def step(self: Trainer, *arguments: object) -> None:
@@ -119,8 +119,8 @@ def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> Non
     assert result(out / "seed-1")["training_loss"] == alone["training_loss"]
 
 
-def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp_path: Path) -> None:
-    """Until result.json is there, the best run's own copy is."""
+def test_killed_while_copying_the_best_model(searched: Path, data: Path, tmp_path: Path) -> None:
+    """The best run keeps its own copy until result.json is written."""
     out, real = tmp_path / "out", search.write_result
 
     def refuse(folder: Path, metrics: dict) -> None:
@@ -140,8 +140,8 @@ def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp
     assert bertsmith.evaluate(out, data=data, out=tmp_path / "dev", device="cpu")["score"] == made["best"]["score"]
 
 
-def test_a_run_that_fails_is_a_result(data: Path, tmp_path: Path) -> None:
-    """A learning rate at which the loss is no number any more does not end the search."""
+def test_failed_run_does_not_end_the_search(data: Path, tmp_path: Path) -> None:
+    """A run whose loss becomes NaN is recorded as failed."""
     changes = ["optimizer.clip=0.0", "optimizer.weight_decay=1e30"]
     made = tune(data, tmp_path / "out", *changes, learning_rates=[1e-33, 10.0])
     assert "the loss is nan after step 2" in made["runs"]["lr-10-seed-0"]["failed"]
@@ -158,15 +158,15 @@ def test_mean_and_spread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("more", "message"),
     [
         ({"seeds": 0}, "--seeds is 0; allowed: above 0"),
         ({"learning_rates": [1e-3, -1.0]}, "--learning-rates is -1.0; allowed: above 0"),
         ({"learning_rates": [1e-3, 1e-3]}, "each may be given only once"),
     ],
 )
-def test_what_is_refused(more: dict, sentence: str, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_search_raises(more: dict, message: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         tune(data, tmp_path / "out", **more)
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="--out is not given"):

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "encoder"
 
 
-def test_serve_is_the_function_of_runs() -> None:
+def test_serve_is_exported() -> None:
     assert bertsmith.serve is serve
     assert bertsmith.serving.server is process
 
@@ -39,7 +39,7 @@ def test_serves_until_a_signal(
         port = free.getsockname()[1]
     answers: list[int] = []
 
-    def ask() -> None:
+    def send_request() -> None:
         transport = httpx.HTTPTransport(retries=20)  # until it listens
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=20) as client:
@@ -51,7 +51,7 @@ def test_serves_until_a_signal(
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=send_request)
     signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the service did not start"))
     try:
         thread.start()
@@ -60,8 +60,8 @@ def test_serves_until_a_signal(
         thread.join()
         signal.signal(signal.SIGTERM, before)
     assert answers == [401, 200]
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"Listening on http://127.0.0.1:{port}")
-    assert said[1:] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"Listening on http://127.0.0.1:{port}")
+    assert lines[1:] == [
         f"  {name}: bert; mask filling, embeddings; up to 16 tokens; one size" for name in ("mine", "two")
     ]

@@ -1,4 +1,4 @@
-"""`bertsmith shrink` with the elastic method: what its settings do, what it chooses, what it refuses."""
+"""`bertsmith shrink` with the elastic method: settings, selection, invalid input."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ SMALL += ["importance.examples=16", "optimizer.learning_rate=1e-3"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model as a fine-tuning would leave it, and the data of its task."""
+    """Write a model in the format of a fine-tuned one, and the data of its task."""
     folder = tmp_path_factory.mktemp("shrink")
     data = write_task(folder / "data")
     tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 120, progress=False)
@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "model", data
 
 
-def shrunk(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> Any:
+def shrink(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> Any:
     model, data = folders
     given = {"data": str(data), "set": [*SMALL, *changes], "device": "cpu", **more}
     return bertsmith.shrink(model, out=out, **given)
@@ -55,9 +55,9 @@ def rows(stage: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def test_the_best_mean_over_the_grid_is_kept(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Of several evaluations, at a rate that makes them differ, the one whose mean score is the highest."""
-    result = shrunk(folders, tmp_path / "out", "run.evaluations=4", "run.epochs=2", "optimizer.learning_rate=3e-2")
+def test_best_mean_score_over_the_grid_is_kept(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """The learning rate makes evaluations differ; the one with the highest mean score is kept."""
+    result = shrink(folders, tmp_path / "out", "run.evaluations=4", "run.epochs=2", "optimizer.learning_rate=3e-2")
     evaluated = rows(tmp_path / "out" / "depth", "held_out")
     names = ["width 0.5 depth 0.5", "width 1 depth 0.5", "width 0.5 depth 1", "width 1 depth 1"]
     for row in evaluated:
@@ -68,10 +68,10 @@ def test_the_best_mean_over_the_grid_is_kept(folders: tuple[Path, Path], tmp_pat
     assert [member["score"] for member in result["grid"]] == [best[name] for name in names]
 
 
-def test_all_that_is_recorded(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Units are in the order of their scores, and the whole model's first layers' costs fall with the cut."""
+def test_metadata_is_complete(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Units are sorted by score, and costs fall with the size of the cut."""
     out = tmp_path / "out"
-    shrunk(folders, out, "run.epochs=0.1")
+    shrink(folders, out, "run.epochs=0.1")
     record = read_elastic_metadata(out)
     for scores, order in zip(record.head_scores, record.head_order, strict=True):
         assert sorted(order) == list(range(2))
@@ -87,8 +87,8 @@ def test_all_that_is_recorded(folders: tuple[Path, Path], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("order", ["random", "reversed", "none"])
-def test_other_orders_to_compare_with(order: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
-    shrunk(folders, tmp_path / "out", f"order={order}", "run.epochs=0.1", "stages=['width']")
+def test_other_orders_of_units(order: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    shrink(folders, tmp_path / "out", f"order={order}", "run.epochs=0.1", "stages=['width']")
     record = read_elastic_metadata(tmp_path / "out")
     for scores, found in zip(record.head_scores, record.head_order, strict=True):
         if order == "reversed":
@@ -98,9 +98,9 @@ def test_other_orders_to_compare_with(order: str, folders: tuple[Path, Path], tm
     assert (record.neuron_order[0] == tuple(range(64))) == (order == "none")
 
 
-def test_the_width_stage_alone(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Only what was trained is in the record."""
-    result = shrunk(folders, tmp_path / "out", "stages=['width']")
+def test_width_stage_only(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Only trained sub-networks are in the metadata."""
+    result = shrink(folders, tmp_path / "out", "stages=['width']")
     assert [(member["width"], member["depth"]) for member in result["grid"]] == [(0.5, 1.0), (1.0, 1.0)]
     assert not (tmp_path / "out" / "depth").exists()
 
@@ -108,21 +108,21 @@ def test_the_width_stage_alone(folders: tuple[Path, Path], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "changes", [pytest.param(["grid.sample=1"], marks=pytest.mark.slow), ["grid.sample=1", "grid.per_layer=true"]]
 )
-def test_a_sample_of_the_grid(changes: list[str], folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """All of the grid is judged, whatever was drawn; and what is drawn is no chance."""
+def test_sample_of_the_grid(changes: list[str], folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """The whole grid is evaluated, and the sampling is deterministic."""
     changes = [*changes, "grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]"]
-    result = shrunk(folders, tmp_path / "a", *changes)
-    shrunk(folders, tmp_path / "b", *changes)
+    result = shrink(folders, tmp_path / "a", *changes)
+    shrink(folders, tmp_path / "b", *changes)
     assert len(result["grid"]) == 4
     first, second = (read_tensors(tmp_path / name / "model.safetensors") for name in "ab")
     assert all((weight == second[name]).all() for name, weight in first.items())
 
 
 @pytest.mark.parametrize("is_better", [True, False])
-def test_labels_are_kept_only_if_better(
+def test_label_stage_is_kept_only_if_better(
     is_better: bool, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever it is, the weights at the end are those of the better model."""
+    """The final weights are the better model's."""
     seen: list[dict[str, Any]] = []
 
     def mean_score(settings: Any, context: Any, model: Any) -> float:
@@ -130,7 +130,7 @@ def test_labels_are_kept_only_if_better(
         return float(len(seen) == (1 if is_better else 2))  # the trained model is scored first
 
     monkeypatch.setattr(elastic, "mean_score", mean_score)
-    shrunk(folders, tmp_path / "out", "stages=['width', 'depth', 'labels']", "labels.epochs=0.5")
+    shrink(folders, tmp_path / "out", "stages=['width', 'depth', 'labels']", "labels.epochs=0.5")
     weights = read_tensors(tmp_path / "out" / "model.safetensors")
     expected, other = seen
     if not is_better:
@@ -140,8 +140,8 @@ def test_labels_are_kept_only_if_better(
     assert len(rows(tmp_path / "out" / "labels", "training")) == 2
 
 
-def test_settings_stand_over_those_of_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """One that is given leaves the others of its table as the model has them."""
+def test_settings_override_those_of_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """A given setting leaves the others of its table unchanged."""
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(folders[0], model)
     task = json.loads((model / "task.json").read_text())
@@ -152,10 +152,10 @@ def test_settings_stand_over_those_of_the_model(folders: tuple[Path, Path], tmp_
         lines = [json.dumps({"words": text, "label": label}) + "\n" for text, label in some]
         (data / f"{part}.jsonl").write_text("".join(lines))
     changes = ["sequences.length=12", "run.epochs=0.1", "stages=['width']"]
-    shrunk((model, data), tmp_path / "out", *changes, column=["text=words"])
-    kept = json.loads((tmp_path / "out" / "task.json").read_text())
-    assert (kept["sequences"]["length"], kept["sequences"]["layout"]) == (12, "padded")
-    assert kept["task"]["labels"] == ["bad", "good"]
+    shrink((model, data), tmp_path / "out", *changes, column=["text=words"])
+    record = json.loads((tmp_path / "out" / "task.json").read_text())
+    assert (record["sequences"]["length"], record["sequences"]["layout"]) == (12, "padded")
+    assert record["task"]["labels"] == ["bad", "good"]
     recipe = tmp_path / "recipe.toml"
     shutil.copy(tmp_path / "out" / "recipe.toml", recipe)
     bertsmith.shrink(recipe=recipe, out=tmp_path / "again", device="cpu", column=["text=words"])
@@ -163,7 +163,7 @@ def test_settings_stand_over_those_of_the_model(folders: tuple[Path, Path], tmp_
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-def test_the_rate_and_batch_are_those_of_the_fine_tuning(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_rate_and_batch_default_to_the_fine_tuning(folders: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(folders[0], tmp_path / "model")
     (tmp_path / "model" / "recipe.toml").write_text("[optimizer]\nlearning_rate = 3e-4\n[batch]\nexamples = 7\n")
     given = {"data": str(folders[1]), "out": tmp_path / "out", "explain": True}
@@ -174,7 +174,7 @@ def test_the_rate_and_batch_are_those_of_the_fine_tuning(folders: tuple[Path, Pa
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
-    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: different shares"),
+    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: distinct values"),
     "stages out of order": (["stages=['depth', 'width']"], {}, r"stages is \['depth', 'width'\]; allowed: width; "),
     "an unknown stage": (["stages=['heights']"], {}, "stages"),
     "no stage": (["stages=[]"], {}, r"stages is \[\]; allowed"),
@@ -189,20 +189,20 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "an unknown setting": (["grid.width=[1.0]"], {}, "grid.width"),
     "no data": ([], {"data": None}, "data is not given"),
     "another method": ([], {"method": "elastics"}, "--method is 'elastics'"),
-    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true and sample is None"),
+    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true, but sample is None"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_settings(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_invalid_settings_raise(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     changes, more, match = REFUSED[name]
     with pytest.raises(InputError, match=match) as caught:
-        shrunk(folders, tmp_path / "out", *changes, **more)
+        shrink(folders, tmp_path / "out", *changes, **more)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_invalid_folders_raise(folders: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = folders
     untuned, nowhere, other = model.parent / "untuned", tmp_path / "nowhere", tmp_path / "other"
     other.mkdir()
@@ -215,43 +215,43 @@ def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
     ]
     for given, match in cases:
         with pytest.raises(InputError, match=match):
-            shrunk(given, tmp_path / "out")
+            shrink(given, tmp_path / "out")
         assert not (tmp_path / "out").exists()
     (other / "train.jsonl").write_text('{"text": "the fine day", "label": "excellent"}\n')
     with pytest.raises(InputError, match="excellent"):
-        shrunk((model, other), tmp_path / "out")
+        shrink((model, other), tmp_path / "out")
     for out in (model, data, model.parent):
         with pytest.raises(InputError, match=r"lie inside each other"):
-            shrunk(folders, out, force=True)
+            shrink(folders, out, force=True)
     made = tmp_path / "made"
     shutil.copytree(model, made)
-    (made / MARK).touch()  # as in every folder that a command makes
+    (made / MARK).touch()  # as in every folder that a command creates
     inside = made / "elastic"
     with pytest.raises(InputError, match="lie inside each other"):
-        shrunk((made, data), inside)
+        shrink((made, data), inside)
     assert not inside.exists()
 
 
 @pytest.mark.parametrize(
     ("layers", "match"), [(2, "reads 2 layers, but the smallest of grid.depths keeps 1"), (0, "reads 0 layers")]
 )
-def test_a_head_that_reads_what_is_cut_away(
+def test_head_that_reads_removed_layers_raises(
     layers: int, match: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Said at once, not after the stage of widths, which could be trained."""
+    """The error is raised immediately, not after the width stage, which could be trained."""
     model, data = bertsmith.load(folders[0]), folders[1]
     record = TaskRecord.parse(json.loads((folders[0] / "task.json").read_text()))
     head = record.task.head(model.config).changed(features=FeaturesConfig(layers=layers))
     bertsmith.save(with_task_head(model, head, seed=0), tmp_path / "model")
     write_task_record(record, tmp_path / "model")
     with pytest.raises(InputError, match=match):
-        shrunk((tmp_path / "model", data), tmp_path / "out")
+        shrink((tmp_path / "model", data), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     if layers:
-        shrunk((tmp_path / "model", data), tmp_path / "out", "stages=['width']", "run.epochs=0.1")
+        shrink((tmp_path / "model", data), tmp_path / "out", "stages=['width']", "run.epochs=0.1")
 
 
-def test_a_broken_record_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_missing_or_invalid_metadata_raises(folders: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"has no elastic.json, so its model is not elastic; make it so with bertsmith shrink"
     ):
@@ -261,8 +261,8 @@ def test_a_broken_record_is_refused(folders: tuple[Path, Path], tmp_path: Path) 
         read_elastic_metadata(tmp_path)
 
 
-def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """A teacher and its student see through the same features, and those of the result are never drawn anew."""
+def test_random_features_do_not_change(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Teacher and student use the same random features, and the resulting model never redraws them."""
     record = TaskRecord.parse(json.loads((folders[0] / "task.json").read_text()))
     tokenizer = bertsmith.load(folders[0]).tokenizer
     assert tokenizer is not None
@@ -273,7 +273,7 @@ def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Pat
     model = with_task_head(model, record.task.head(model.config), seed=0)
     bertsmith.save(model, tmp_path / "model")
     write_task_record(record, tmp_path / "model")
-    shrunk((tmp_path / "model", folders[1]), tmp_path / "out", "stages=['width']", "run.choose=last")
+    shrink((tmp_path / "model", folders[1]), tmp_path / "out", "stages=['width']", "run.choose=last")
     found = bertsmith.load(tmp_path / "out", subnet=Subnet())
     before = read_tensors(tmp_path / "model" / "model.safetensors")
     projections = {name: value for name, value in found.state_dict().items() if name.endswith("projection")}
@@ -283,7 +283,7 @@ def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Pat
         assert (value.sort(0).values - before[name].sort(0).values).abs().max() == 0
 
 
-def test_a_preset_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_preset_raises(folders: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="preset has fresh weights; give folder with a fine-tuned model"):
         bertsmith.shrink("bert-tiny", data=str(folders[1]), out=tmp_path / "out")
     with pytest.raises(InputError, match="preset has fresh weights; give folder with a fine-tuned model"):
@@ -291,7 +291,7 @@ def test_a_preset_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recipe_may_name_a_part_of_a_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_recipe_may_name_a_subnet(folders: tuple[Path, Path], tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
     recipe.write_text(f"model = {{ folder = '{folders[0]}', subnet = {{ layers = [1] }} }}\n", encoding="utf-8")
     changes = [*SMALL[2:], "run.epochs=0.1", "stages=['width']"]

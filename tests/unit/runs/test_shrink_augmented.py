@@ -1,4 +1,4 @@
-"""bertsmith shrink --augment: what learns from new rows, what does not, and what an interrupted run leaves."""
+"""`bertsmith shrink --augment`: stages with augmented rows, resuming, invalid models."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ QUICK = ["run.epochs=0.1", "batch.examples=16", "run.log_every=1", "augmentation
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a task, a model for it and a masked language model."""
+    """Write a task, a model for it and a masked language model."""
     folder = tmp_path_factory.mktemp("augmented")
     write_task(folder / "data")
     tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 200, progress=False)
@@ -41,23 +41,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shrunk(home: Path, out: Path, *changes: str, **more: Any) -> Any:
+def shrink(home: Path, out: Path, *changes: str, **more: Any) -> Any:
     given = {"augment": home / "lm", "widths": [1.0, 0.5], "depths": [1.0], **more}
     return bertsmith.shrink(
         home / "tuned", data=str(home / "data"), out=out, set=[*QUICK, *changes], device="cpu", **given
     )
 
 
-def test_all_stages_but_labels_learn_from_new_rows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_stages_but_labels_use_augmented_rows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learned: dict[str, tuple[int, int]] = {}
     make_stage = elastic.make_stage
 
-    def seen(settings: Any, stage: str, student: Any, teacher: Any, work: Any, train: Any, *rest: Any) -> Any:
+    def record_stage(settings: Any, stage: str, student: Any, teacher: Any, work: Any, train: Any, *rest: Any) -> Any:
         learned[stage] = len(train.examples), len(train.features)
         return make_stage(settings, stage, student, teacher, work, train, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(elastic, "make_stage", seen)
-    metrics = shrunk(home, tmp_path / "out", 'stages=["width","depth","labels"]')
+    monkeypatch.setattr(elastic, "make_stage", record_stage)
+    metrics = shrink(home, tmp_path / "out", 'stages=["width","depth","labels"]')
     new = [json.loads(line) for line in (tmp_path / "out/augmented/rows.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (home / "data/train.jsonl").read_text().splitlines()]
     assert 40 < len(new) <= 128
@@ -67,34 +67,32 @@ def test_all_stages_but_labels_learn_from_new_rows(home: Path, tmp_path: Path, m
     assert metrics["rows"] == {"train": len(rows), "with_augmented": whole}
 
 
-def test_without_a_model_there_are_no_new_rows(home: Path, tmp_path: Path) -> None:
-    metrics = shrunk(home, tmp_path / "out", 'stages=["width"]', augment=None)
+def test_no_rows_are_added_without_a_model(home: Path, tmp_path: Path) -> None:
+    metrics = shrink(home, tmp_path / "out", 'stages=["width"]', augment=None)
     assert metrics["rows"]["train"] == metrics["rows"]["with_augmented"] == 64
     assert not (tmp_path / "out/augmented").exists()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_rows(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "_SIZE", 400)
-    work, asked = MaskedWords.candidates, []
+def test_resumed_run_has_the_same_rows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_SHARD_SIZE", 400)
+    work, calls = MaskedWords.candidates, []
 
     def interrupted(self: MaskedWords, passages: Any, *more: Any) -> Any:
-        if len(asked) == 3:
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        asked.append(passages)
+        calls.append(passages)
         return work(self, passages, *more)
 
-    shrunk(home, tmp_path / "whole", 'stages=["width"]')
+    shrink(home, tmp_path / "whole", 'stages=["width"]')
     monkeypatch.setattr(MaskedWords, "candidates", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        shrunk(home, tmp_path / "out", 'stages=["width"]')
+        shrink(home, tmp_path / "out", 'stages=["width"]')
     assert not (tmp_path / "out/augmented/rows.jsonl").exists()
-    kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "out/augmented").glob("*.npz")}
-    assert len(kept) == 3
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out/augmented").glob("*.npz")}
+    assert len(times) == 3
     monkeypatch.setattr(MaskedWords, "candidates", work)
     bertsmith.shrink(out=tmp_path / "out", resume=True, device="cpu")
-    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    assert {file: file.stat().st_mtime_ns for file in times} == times
     names = {file.name for file in (tmp_path / "whole/augmented").iterdir()}
     assert len(names) > 4
     for name in ("rows.jsonl", "../model.safetensors"):
@@ -102,25 +100,25 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
         assert one == other, name
 
 
-def test_the_model_is_checked_before_anything_is_written(home: Path, tmp_path: Path) -> None:
+def test_model_is_checked_before_writing(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"augmentation\.model is .*nowhere.*, which is not a folder"):
-        shrunk(home, out, augment=home / "nowhere")
+        shrink(home, out, augment=home / "nowhere")
     with pytest.raises(InputError, match=r"augmentation\.model has no masked_tokens head \(its heads: classifier\)"):
-        shrunk(home, out, augment=home / "tuned")
+        shrink(home, out, augment=home / "tuned")
     shutil.copytree(home / "lm", tmp_path / "bare")
     (tmp_path / "bare/tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"augmentation\.model has no tokenizer"):
-        shrunk(home, out, augment=tmp_path / "bare")
+        shrink(home, out, augment=tmp_path / "bare")
     with pytest.raises(InputError, match="lie inside each other"):
-        shrunk(home, home / "lm", force=True)
+        shrink(home, home / "lm", force=True)
     assert not out.exists()
 
 
-def test_the_explanation_counts_new_rows(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shrunk(home, tmp_path / "out", 'stages=["width","labels"]', "run.epochs=1", explain=True)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "augmentation 64 rows become 192 at most" in said
-    assert "12 steps stage labels" in said
-    assert said.endswith("4 steps")
+def test_explain_counts_augmented_rows(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shrink(home, tmp_path / "out", 'stages=["width","labels"]', "run.epochs=1", explain=True)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "augmentation 64 rows become at most 192" in output
+    assert "12 steps stage labels" in output
+    assert output.endswith("4 steps")
     assert not (tmp_path / "out").exists()

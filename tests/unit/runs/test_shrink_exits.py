@@ -1,4 +1,4 @@
-"""bertsmith shrink --method exits: small runs of every kind of task, what they leave, resuming, what is refused."""
+"""`bertsmith shrink --method exits`: every kind of task, written files, resuming, invalid input."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,21 +44,21 @@ def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def fine_tuned(folder: Path, kind: str, layers: int = 3) -> Path:
-    """A model with weights large enough for its layers to differ, as a fine-tuning would leave it."""
+    """Write a model in the format of a fine-tuned one, with weights so large that its layers differ."""
     tokenizer = learn_tokenizer(TEXTS, "wordpiece", 80, progress=False)
     sizes = {"width": 16, "heads": 2, "layers": layers, "max_length": 32, "init_std": 0.3}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     columns = {"choice": {"question": "question"}, "tagging": {"words": "tokens", "tags": "ner"}}
-    kept = TaskRecord.parse({"task": {"kind": kind, **columns.get(kind, {})}, "sequences": {"length": 16}})
-    kept = kept.changed(task=kept.task.resolve(table_of(ROWS[kind], "rows")))
-    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    record = TaskRecord.parse({"task": {"kind": kind, **columns.get(kind, {})}, "sequences": {"length": 16}})
+    record = record.changed(task=record.task.resolve(table_of(ROWS[kind], "rows")))
+    model = with_task_head(model, record.task.head(model.config), seed=0)
     bertsmith.save(model, folder)
-    write_task_record(kept, folder)
+    write_task_record(record, folder)
     return folder
 
 
-def shrunk(tmp_path: Path, *changes: str, kind: str = "classification", out: str = "out", **more: Any) -> Any:
+def shrink(tmp_path: Path, *changes: str, kind: str = "classification", out: str = "out", **more: Any) -> Any:
     data = write_rows(tmp_path / "data", ROWS[kind])
     model = tmp_path / "model"
     if not model.exists():
@@ -69,22 +69,22 @@ def shrunk(tmp_path: Path, *changes: str, kind: str = "classification", out: str
     )
 
 
-def _said(model: Model) -> torch.Tensor:
+def _outputs(model: Model) -> torch.Tensor:
     tokens = torch.tensor([[2, 7, 9, 11, 8, 3], [2, 12, 8, 3, 0, 0]])
     with torch.no_grad():
         return model.outputs(tokens, SequenceLayout.padded(torch.tensor([[1] * 6, [1] * 4 + [0] * 2]).bool()))
 
 
 @pytest.mark.parametrize("kind", ["classification", "multi_label", "regression", "choice"])
-def test_every_kind_of_task(kind: str, tmp_path: Path) -> None:
-    metrics = shrunk(tmp_path, "run.epochs=3", "leave.within=5.0", kind=kind, tolerance=200.0)
+def test_exits_of_every_kind_of_task(kind: str, tmp_path: Path) -> None:
+    metrics = shrink(tmp_path, "run.epochs=3", "leave.within=5.0", kind=kind, tolerance=200.0)
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == metrics.to_json()
-    # the encoder is frozen: what the last head says has not changed by a bit
-    assert torch.equal(_said(bertsmith.load(tmp_path / "out")), _said(bertsmith.load(tmp_path / "model")))
+    # the encoder is frozen: the outputs of the last head are bitwise equal
+    assert torch.equal(_outputs(bertsmith.load(tmp_path / "out")), _outputs(bertsmith.load(tmp_path / "model")))
     losses = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in losses if row["kind"] == "training"]
     assert sum(losses[-3:]) < sum(losses[:3])
-    # with such a tolerance the rule that saves most is taken, and evaluate does what was found to be so
+    # this tolerance selects the rule with the largest saving, and evaluate reproduces its score
     best = max(metrics["table"], key=lambda row: row["saving"])
     assert metrics["rule"]["threshold"] == best["threshold"]
     assert metrics["mean_layers"] == pytest.approx(best["mean_layers"])
@@ -94,20 +94,20 @@ def test_every_kind_of_task(kind: str, tmp_path: Path) -> None:
     assert (found["score"], found["mean_layers"]) == (metrics["score"], metrics["mean_layers"])
 
 
-def test_a_tolerance_that_nothing_meets_uses_all_layers(tmp_path: Path) -> None:
-    metrics = shrunk(tmp_path, "run.epochs=1", "leave.thresholds=[1.0]")
+def test_unreachable_tolerance_uses_all_layers(tmp_path: Path) -> None:
+    metrics = shrink(tmp_path, "run.epochs=1", "leave.thresholds=[1.0]")
     assert metrics["rule"] is None
     assert metrics["mean_layers"] == 3
     assert metrics["score"] == metrics["full_score"]
     assert isinstance(Predictor.load(tmp_path / "out").model, Model)
 
 
-def test_one_text_is_answered_as_in_a_batch(tmp_path: Path) -> None:
-    shrunk(tmp_path, "run.epochs=1", tolerance=100.0)
+def test_single_text_gets_the_same_answer_as_in_a_batch(tmp_path: Path) -> None:
+    shrink(tmp_path, "run.epochs=1", tolerance=100.0)
     model = bertsmith.load(tmp_path / "out")
-    kept = Predictor.load(tmp_path / "out").record
+    record = Predictor.load(tmp_path / "out").record
     runner = ExitRunner(model, ExitRule(measure="probability", threshold=0.6))
-    predictor = Predictor(runner, kept)
+    predictor = Predictor(runner, record)
     together = predictor.details(TEXTS)
     used = sorted(runner.layers_used.elements())
     assert len(set(used)) > 1
@@ -121,17 +121,17 @@ def test_one_text_is_answered_as_in_a_batch(tmp_path: Path) -> None:
         assert own["score"] == pytest.approx(other["score"], abs=1e-5)
 
 
-def test_encoder_and_exits_learn_together(tmp_path: Path) -> None:
+def test_encoder_and_exits_are_trained_together(tmp_path: Path) -> None:
     settings = ["encoder=joint", "learn_from=labels", "weighting=by_depth", "exits.layers=[2]", "exits.hidden=none"]
-    shrunk(tmp_path, "run.epochs=1", *settings)
+    shrink(tmp_path, "run.epochs=1", *settings)
     model = bertsmith.load(tmp_path / "out")
-    assert not torch.equal(_said(model), _said(bertsmith.load(tmp_path / "model")))
+    assert not torch.equal(_outputs(model), _outputs(bertsmith.load(tmp_path / "model")))
     assert exits_config(model).layers == (2,)
     assert exits_config(model).hidden is None
 
 
-def test_exits_may_be_learned_anew(tmp_path: Path) -> None:
-    shrunk(tmp_path, "run.epochs=1")
+def test_exits_can_be_trained_again(tmp_path: Path) -> None:
+    shrink(tmp_path, "run.epochs=1")
     again = bertsmith.shrink(
         tmp_path / "out",
         data=str(tmp_path / "data"),
@@ -143,8 +143,8 @@ def test_exits_may_be_learned_anew(tmp_path: Path) -> None:
     assert list(again["exit_scores"]) == ["1"]
 
 
-def test_a_run_that_was_broken_off_ends_bitwise_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shrunk(tmp_path, "run.epochs=2", out="straight")
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(tmp_path, "run.epochs=2", out="straight")
     real = Trainer._step
 
     def until(self: Trainer, *arguments: object) -> None:
@@ -155,7 +155,7 @@ def test_a_run_that_was_broken_off_ends_bitwise_the_same(tmp_path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", until)
         with pytest.raises(KeyboardInterrupt):
-            shrunk(tmp_path, "run.epochs=2", out="resumed")
+            shrink(tmp_path, "run.epochs=2", out="resumed")
     bertsmith.shrink(out=tmp_path / "resumed", resume=True, device="cpu")
     for name in ("model.safetensors", "config.json", "task.json"):
         assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "resumed" / name).read_bytes()
@@ -164,29 +164,29 @@ def test_a_run_that_was_broken_off_ends_bitwise_the_same(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "said"),
+    ("kind", "changes", "message"),
     [
         ("tagging", [], "the task is of kind 'tagging'"),
         ("regression", ["leave.measure=entropy"], "leave.measure is 'entropy'; allowed for regression: 'patience'"),
-        ("classification", ["exits.layers=[3]"], "allowed: 1 to 2, those below the last"),
+        ("classification", ["exits.layers=[3]"], "allowed: 1 to 2, below the last layer"),
         ("classification", ["leave.thresholds=[2.0]"], "threshold is 2 with probability; allowed: 0 to 1"),
         ("classification", ["exits.layer=[1]"], "exits.layer is not a known setting"),
     ],
 )
-def test_what_is_refused(kind: str, changes: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said.replace("[", r"\[")):
-        shrunk(tmp_path, *changes, kind=kind)
+def test_invalid_settings_raise(kind: str, changes: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message.replace("[", r"\[")):
+        shrink(tmp_path, *changes, kind=kind)
     assert not (tmp_path / "out").exists()
 
 
-def test_one_layer_has_no_room_for_exits(tmp_path: Path) -> None:
+def test_model_with_one_layer_raises(tmp_path: Path) -> None:
     fine_tuned(tmp_path / "model", "classification", layers=1)
     with pytest.raises(InputError, match="the model has one layer"):
-        shrunk(tmp_path)
+        shrink(tmp_path)
 
 
 def test_explain_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = shrunk(tmp_path, explain=True)
+    facts = shrink(tmp_path, explain=True)
     assert facts["exits after layers"] == "1, 2"
     assert "tolerance" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

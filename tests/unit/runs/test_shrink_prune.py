@@ -1,4 +1,4 @@
-"""shrink --method prune: what a run leaves, that it is what was scored, that it goes on where it was interrupted."""
+"""`bertsmith shrink --method prune`: the written model has the recorded score, and interrupted runs are resumed."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
 LARGER = ["model.overrides={width=16,layers=2,heads=4,max_length=32,dropout=0.1}", "run.epochs=4"]
-WAYS: dict[str, list[str]] = {
+METHODS: dict[str, list[str]] = {
     "importance": [],
     "layer": ["prune.scope=layer", 'recovery.terms=[{kind="labels"}]'],
     "parameters": ["prune.counts=parameters", "prune.by=magnitude", "prune.step=1.0"],
@@ -45,10 +45,10 @@ def prune(model: Path | None, data: Path | None, out: Path, *changes: str, **mor
     return bertsmith.shrink(model, data=data, out=out, method="prune", set=settings, device="cpu", **more)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_a_run_leaves_is_what_was_scored(way: str, model: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_written_model_has_the_recorded_score(method: str, model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = prune(model, data, out, *WAYS[way], keep=0.5)
+    result = prune(model, data, out, *METHODS[method], keep=0.5)
     assert json.loads((out / "result.json").read_text()) == result.to_json()
     again = bertsmith.evaluate(out, data=str(data), out=tmp_path / "again", device="cpu")
     assert again["score"] == result["score"]
@@ -59,7 +59,7 @@ def test_what_a_run_leaves_is_what_was_scored(way: str, model: Path, data: Path,
     assert sum(parameter.numel() for parameter in large.parameters()) == result["parameters_before"]
     assert [layer.heads for layer in small.encoder.units] == result["heads"]
     assert [layer.neurons for layer in small.encoder.units] == result["neurons"]
-    if way == "parameters":
+    if method == "parameters":
         block = 8 * (2 * 16 + 1)
         assert 0 <= 0.5 * result["layer_parameters_before"] - result["layer_parameters"] < block
     else:
@@ -72,7 +72,7 @@ def test_what_a_run_leaves_is_what_was_scored(way: str, model: Path, data: Path,
     assert not list(out.rglob("checkpoints")) + list(out.rglob("kept.json"))
 
 
-def test_without_training_it_is_the_model_with_gates_closed(model: Path, data: Path, tmp_path: Path) -> None:
+def test_pruned_model_equals_model_with_closed_gates(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = prune(model, data, out, "recovery.after=0.0", keep=0.4)
     assert len(result["cuts"]) == 6
@@ -86,7 +86,7 @@ def test_without_training_it_is_the_model_with_gates_closed(model: Path, data: P
     torch.testing.assert_close(small.outputs(tokens, layout), expected, rtol=0, atol=1e-5)
 
 
-def test_a_pruned_model_is_an_ordinary_one(model: Path, data: Path, tmp_path: Path) -> None:
+def test_pruned_model_can_be_used_like_any_other(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     main(["shrink", str(model), "--data", str(data), "--out", str(out), "--method", "prune", "--keep", "0.5"])
     assert read_toml(out / "recipe.toml")["prune"]["keep"] == 0.5
@@ -99,15 +99,15 @@ def test_a_pruned_model_is_an_ordinary_one(model: Path, data: Path, tmp_path: Pa
 
 
 class Killed(BaseException):
-    """What stands for kill -9."""
+    """Stands for kill -9."""
 
 
-# after the first cut, among gates, and after them
-@pytest.mark.parametrize(("way", "at"), [("between", 7), ("l0", 5), pytest.param("l0", 14, marks=pytest.mark.slow)])
-def test_an_interrupted_run_ends_as_an_undisturbed_one(
-    way: str, at: int, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# after the first cut, during gate training, and after it
+@pytest.mark.parametrize(("method", "at"), [("between", 7), ("l0", 5), pytest.param("l0", 14, marks=pytest.mark.slow)])
+def test_resumed_run_equals_uninterrupted_run(
+    method: str, at: int, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = [*WAYS[way], "recovery.after=1.0"]
+    changes = [*METHODS[method], "recovery.after=1.0"]
     straight = prune(model, data, tmp_path / "straight", *changes, keep=0.5)
     real, calls = Trainer._step, []
 
@@ -130,7 +130,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: Path) -> None:
     for name in ("one", "other"):
         prune(model, data, tmp_path / name, "prune.by=l0", keep=0.5, seed=3)
     one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "other"))
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("changes", "flags", "words"),
+    ("changes", "flags", "message"),
     [
         ([], {"keep": 1.5}, "prune.keep is 1.5"),
         (
@@ -151,17 +151,17 @@ def test_the_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: P
         (["grid.sample=2"], {}, "grid is not a known setting"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(
-    changes: list[str], flags: dict[str, Any], words: str, model: Path, data: Path, tmp_path: Path
+def test_invalid_settings_raise(
+    changes: list[str], flags: dict[str, Any], message: str, model: Path, data: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
         prune(model, data, tmp_path / "run", *changes, **flags)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_was_not_pruned_says_so(model: Path) -> None:
+def test_unpruned_folder_raises(model: Path) -> None:
     with pytest.raises(
         InputError, match=r"has no pruned.json, so its model was not pruned; prune it with bertsmith shrink$"
     ):

@@ -1,4 +1,4 @@
-"""What an elastic training shows when it is done: the grid in a terminal, and report.html with the same figures."""
+"""Summary of an elastic training: the grid in the terminal, and report.html with the same numbers."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def record(widths: int = 4, depths: int = 3, **changes: Any) -> ElasticMetadata:
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (1, 1), (4, 1), (1, 3), (5, 6)])
-def test_the_grid_fits_a_terminal(
+def test_grid_fits_the_terminal(
     sizes: tuple[int, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -43,12 +43,12 @@ def test_the_grid_fits_a_terminal(
     assert ("smallest: 4.00 M parameters, 2.5 GFLOP" in shown) == (len(of.grid) > 1)
 
 
-def test_no_share_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_of_zero_has_no_share(capsys: pytest.CaptureFixture[str]) -> None:
     print_elastic(record(teacher_score=0.0), Path("out"))
     assert "%" not in capsys.readouterr().out
 
 
-def test_lines_to_go_on_can_be_pasted() -> None:
+def test_suggested_commands_can_be_pasted() -> None:
     strange = Path('a "b" c')
     assert fit_command(record(), strange).startswith("bertsmith fit 'a \"b\" c' --data DATA --latency-ms 5 ")
     slow = [{**member.plain(), "latency_ms": 6543.0} for member in record().grid]
@@ -58,7 +58,7 @@ def test_lines_to_go_on_can_be_pasted() -> None:
     compile(line, "line", "eval")
 
 
-def test_a_run_leaves_a_report_with_its_figures(tmp_path: Path) -> None:
+def test_run_writes_a_report_with_its_scores(tmp_path: Path) -> None:
     data = write_task(tmp_path / "data")
     tune(data, tmp_path / "tuned", "model.overrides={width=16,layers=2,heads=2,max_length=32}", "run.epochs=1")
     out = tmp_path / "elastic"

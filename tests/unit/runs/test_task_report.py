@@ -1,4 +1,4 @@
-"""What a fine-tuning and an evaluation leave besides the model: interval, report, official files."""
+"""Confidence interval, report and official files of a fine-tuning and an evaluation."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["out", "evaluated"])
-def test_result_has_the_interval_and_the_report_stands_beside_it(run: Path, name: str) -> None:
+def test_result_has_an_interval_and_a_report(run: Path, name: str) -> None:
     result = json.loads((run / name / "result.json").read_text(encoding="utf-8"))
     low, high = result["interval"]
     assert low <= result["score"] <= high
@@ -44,17 +44,17 @@ def test_result_has_the_interval_and_the_report_stands_beside_it(run: Path, name
     assert ("Training curves" in page) == (name == "out")
 
 
-def test_both_give_the_same_figures(run: Path) -> None:
+def test_finetune_and_evaluate_give_the_same_scores(run: Path) -> None:
     trained, evaluated = (json.loads((run / name / "result.json").read_text()) for name in ("out", "evaluated"))
-    for figure in ("metric", "score", "interval", "accuracy", "f1", "matthews"):
-        assert trained[figure] == evaluated[figure]
+    for metric in ("metric", "score", "interval", "accuracy", "f1", "matthews"):
+        assert trained[metric] == evaluated[metric]
 
 
-def test_official_file_follows_the_name_of_the_folder(run: Path) -> None:
+def test_official_file_is_named_after_the_data(run: Path) -> None:
     text = (run / "out" / "dev.official" / "RTE.tsv").read_text(encoding="utf-8")
     assert text == (run / "evaluated" / "official" / "RTE.tsv").read_text(encoding="utf-8")
     header, *lines = text.splitlines()
     assert header == "index\tprediction"
-    told = [json.loads(line)["answer"] for line in (run / "out" / "dev.predictions.jsonl").read_text().splitlines()]
+    answers = [json.loads(line)["answer"] for line in (run / "out" / "dev.predictions.jsonl").read_text().splitlines()]
     names = {"0": "entailment", "1": "not_entailment"}
-    assert lines == [f"{number}\t{names[answer]}" for number, answer in enumerate(told)]
+    assert lines == [f"{number}\t{names[answer]}" for number, answer in enumerate(answers)]

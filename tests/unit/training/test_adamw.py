@@ -1,4 +1,4 @@
-"""AdamW without bias correction and with steady tensors, against plain loops in float64; their checkpoints."""
+"""AdamW without bias correction and StableAdamW against plain loops in float64; their checkpoints."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ RATES = [1e-2 * min(1, (step + 1) / 10) * (1 - step / 60) for step in range(50)]
 def gradients(shape: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(len(shape))
     found = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(50)]
-    found[30] *= 20  # what a steady tensor is for
+    found[30] *= 20  # a jump, which StableAdamW clips
     return found
 
 
 def plain_loop(weight: Tensor, decay: float, *, config: OptimizerConfig) -> Tensor:
-    """The formulas, one line each: Devlin et al.'s code without correction, Wortsman et al. 2023 for steady tensors."""
+    """The formulas, one line each: Devlin et al.'s code without correction, Wortsman et al. 2023 for StableAdamW."""
     (first, second), moment, square = config.betas, torch.zeros_like(weight), torch.zeros_like(weight)
     for step, (gradient, rate) in enumerate(zip(gradients(tuple(weight.shape)), RATES, strict=True), start=1):
         moment = first * moment + (1 - first) * gradient
@@ -40,7 +40,7 @@ def plain_loop(weight: Tensor, decay: float, *, config: OptimizerConfig) -> Tens
 @pytest.mark.parametrize("kind", ["adamw", "stable_adamw"])
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.98)])
-def test_equals_the_plain_loop(kind: str, bias_correction: bool, betas: tuple[float, float]) -> None:
+def test_optimizer_equals_plain_loop(kind: str, bias_correction: bool, betas: tuple[float, float]) -> None:
     config = OptimizerConfig(
         kind=kind, bias_correction=bias_correction, betas=betas, weight_decay=0.1, epsilon=1e-3, clip=0
     )
@@ -59,11 +59,11 @@ def test_equals_the_plain_loop(kind: str, bias_correction: bool, betas: tuple[fl
         assert (weight - start).abs().max() > 0.01
 
 
-def test_a_tensor_whose_gradient_falls_steps_as_ever() -> None:
-    """With r < 1 nothing may be taken back; after a jump, nearly everything must be."""
+def test_stable_adamw_equals_adamw_for_falling_gradients() -> None:
+    """With r < 1 the update is not scaled; after a jump, it is scaled to nearly nothing."""
     start, gradient = torch.randn(7, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
     for sizes, is_same in (((1.0, 0.5, 0.2), True), ((0.2, 0.2, 500.0), False)):
-        moved = []
+        weights = []
         for kind in ("adamw", "stable_adamw"):
             config = OptimizerConfig(kind=kind)
             weight = torch.nn.Parameter(start.clone())
@@ -71,11 +71,11 @@ def test_a_tensor_whose_gradient_falls_steps_as_ever() -> None:
             for size in sizes:
                 weight.grad = gradient * size
                 optimizer.step()
-            moved.append(weight.detach())
-        assert torch.allclose(*moved, rtol=0, atol=1e-15) == is_same
+            weights.append(weight.detach())
+        assert torch.allclose(*weights, rtol=0, atol=1e-15) == is_same
 
 
-def test_pytorchs_own_is_used_where_it_can() -> None:
+def test_plain_settings_build_pytorch_adamw() -> None:
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     assert type(OptimizerConfig().build([Portion.of((weight,))])) is torch.optim.AdamW
     assert isinstance(OptimizerConfig(bias_correction=False).build([Portion.of((weight,))]), Adam)
@@ -83,7 +83,7 @@ def test_pytorchs_own_is_used_where_it_can() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["adamw", "stable_adamw"])
-def test_fused_equals_the_plain_loop(kind: str) -> None:
+def test_fused_optimizer_equals_plain_loop(kind: str) -> None:
     config = OptimizerConfig(kind=kind, bias_correction=False, betas=(0.9, 0.999), weight_decay=0.1, epsilon=1e-3)
     start = torch.randn(3, 4, dtype=torch.float64)
     weight = torch.nn.Parameter(start.cuda())
@@ -97,8 +97,8 @@ def test_fused_equals_the_plain_loop(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "stable_adamw"])
-def test_a_checkpoint_keeps_all_of_it(kind: str, tmp_path: Path) -> None:
-    """Ten steps are five, a checkpoint, and five by an optimiser that knows nothing else."""
+def test_optimizer_resumes_from_checkpoint(kind: str, tmp_path: Path) -> None:
+    """Ten steps equal five steps, a checkpoint, and five steps of a restored optimiser."""
     config = OptimizerConfig(kind=kind, bias_correction=False)
 
     def fresh() -> tuple[bertsmith.Model, torch.optim.Optimizer]:
@@ -114,8 +114,8 @@ def test_a_checkpoint_keeps_all_of_it(kind: str, tmp_path: Path) -> None:
             config.set_rate(optimizer, 1e-2)
             optimizer.step()
 
-    straight, optimizer = fresh()
-    train(straight, optimizer, 0, 10)
+    uninterrupted, optimizer = fresh()
+    train(uninterrupted, optimizer, 0, 10)
     first, optimizer = fresh()
     train(first, optimizer, 0, 5)
     path = save_checkpoint(tmp_path, first, optimizer, Progress(step=5), "same")
@@ -123,5 +123,5 @@ def test_a_checkpoint_keeps_all_of_it(kind: str, tmp_path: Path) -> None:
     load_checkpoint(path, second, optimizer, "same")
     assert {group["steps"] for group in optimizer.param_groups} == {5}
     train(second, optimizer, 5, 10)
-    for name, parameter in straight.named_parameters():
+    for name, parameter in uninterrupted.named_parameters():
         assert parameter.equal(second.get_parameter(name)), name

@@ -1,4 +1,4 @@
-"""Decays that leave a long run at a checkpoint."""
+"""Learning rate decays that branch off a long run at a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -24,12 +24,12 @@ def long(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_checkpoints_are_kept_to_branch_from(long: Path) -> None:
-    kept = {path.name for path in (long / "checkpoints").iterdir()}
-    assert {f"step-{step:08d}" for step in (5, 10, 15, 20)} <= kept
+def test_run_keeps_checkpoints_to_branch_from(long: Path) -> None:
+    names = {path.name for path in (long / "checkpoints").iterdir()}
+    assert {f"step-{step:08d}" for step in (5, 10, 15, 20)} <= names
 
 
-def test_a_branch_equals_the_straight_run(long: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_branch_equals_uninterrupted_run(long: Path, corpus_folder: Path, tmp_path: Path) -> None:
     checkpoint = long / "checkpoints" / "step-00000010"
     branch = tmp_path / "branch"
     metrics = bertsmith.pretrain(branch=checkpoint, decay="4", out=branch, device="cpu")
@@ -38,12 +38,12 @@ def test_a_branch_equals_the_straight_run(long: Path, corpus_folder: Path, tmp_p
     assert recipe["schedule"]["decay"] == 4 / 14
     assert recipe["phases"] == [{"begin": 12 / 14, "length": 64}]
     assert recipe.pop("branch") == str(checkpoint)
-    # the same recipe without the branch point is the straight run of fourteen steps
-    straight = tmp_path / "straight.toml"
-    straight.write_text(to_toml(recipe))
-    bertsmith.pretrain(straight, out=tmp_path / "straight", device="cpu")
-    assert_same(branch, tmp_path / "straight", after=10)
-    # an ordinary run: its recipe reruns it, and it goes on after an interruption, the parent gone or not
+    # the same recipe without the branch point is an uninterrupted run of fourteen steps
+    uninterrupted = tmp_path / "uninterrupted.toml"
+    uninterrupted.write_text(to_toml(recipe))
+    bertsmith.pretrain(uninterrupted, out=tmp_path / "uninterrupted", device="cpu")
+    assert_same(branch, tmp_path / "uninterrupted", after=10)
+    # a branch is an ordinary run: its recipe reproduces it, and it can be resumed, even without its parent
     bertsmith.pretrain(branch / "recipe.toml", out=tmp_path / "again", device="cpu")
     assert_same(tmp_path / "again", branch)
     (branch / "result.json").unlink()
@@ -53,30 +53,30 @@ def test_a_branch_equals_the_straight_run(long: Path, corpus_folder: Path, tmp_p
     assert_same(branch, tmp_path / "again")
 
 
-def test_what_cannot_be_branched(long: Path, corpus_folder: Path, tmp_path: Path) -> None:
-    def refused(sentence: str, **flags: object) -> None:
-        with pytest.raises(InputError, match=sentence):
+def test_invalid_branch_raises(long: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    def assert_refused(message: str, **flags: object) -> None:
+        with pytest.raises(InputError, match=message):
             bertsmith.pretrain(out=tmp_path / "new", device="cpu", **flags)
         assert not (tmp_path / "new").exists()
 
     at = {step: long / "checkpoints" / f"step-{step:08d}" for step in (5, 10, 20)}
-    refused("--branch and --decay must be given together", branch=at[10])
-    refused("--branch and --decay must be given together", recipe=RECIPE, decay="5")
-    refused("omit RECIPE", recipe=RECIPE, branch=at[10], decay="5")
-    refused("omit --budget", branch=at[10], decay="5", budget="10min")
-    refused("is no checkpoint of a run", branch=tmp_path, decay="5")
-    refused("not on the level part of the schedule; allowed: steps 2 to 15", branch=at[20], decay="5")
-    refused("the batch grows until step 8, and the branch ends at 6", branch=at[5], decay="1")
-    refused("--decay is 'soon'; allowed: steps, a share or tokens", branch=at[10], decay="soon")
-    torn = tmp_path / "copy"
-    shutil.copytree(long, torn)
-    (torn / "checkpoints" / "step-00000010" / "model.safetensors").write_bytes(b"")
-    refused("is no whole checkpoint", branch=torn / "checkpoints" / "step-00000010", decay="5")
-    text = (torn / "recipe.toml").read_text().replace('kind = "wsd"', 'kind = "linear"')
-    (torn / "recipe.toml").write_text(text)
-    refused("schedule.kind is 'linear'", branch=torn / "checkpoints" / "step-00000005", decay="5")
+    assert_refused("--branch and --decay must be given together", branch=at[10])
+    assert_refused("--branch and --decay must be given together", recipe=RECIPE, decay="5")
+    assert_refused("omit RECIPE", recipe=RECIPE, branch=at[10], decay="5")
+    assert_refused("omit --budget", branch=at[10], decay="5", budget="10min")
+    assert_refused("is not a checkpoint of a run", branch=tmp_path, decay="5")
+    assert_refused("not in the constant part of the schedule; allowed: steps 2 to 15", branch=at[20], decay="5")
+    assert_refused("the batch grows until step 8, and the branch ends at 6", branch=at[5], decay="1")
+    assert_refused("--decay is 'soon'; allowed: steps, a share or tokens", branch=at[10], decay="soon")
+    damaged = tmp_path / "copy"
+    shutil.copytree(long, damaged)
+    (damaged / "checkpoints" / "step-00000010" / "model.safetensors").write_bytes(b"")
+    assert_refused("is not a complete checkpoint", branch=damaged / "checkpoints" / "step-00000010", decay="5")
+    text = (damaged / "recipe.toml").read_text().replace('kind = "wsd"', 'kind = "linear"')
+    (damaged / "recipe.toml").write_text(text)
+    assert_refused("schedule.kind is 'linear'", branch=damaged / "checkpoints" / "step-00000005", decay="5")
 
 
-def test_words_of_a_decay() -> None:
+def test_decay_accepts_steps_shares_and_tokens() -> None:
     given = PretrainSettings.parse({"model": {"preset": "bert-tiny"}, "batch": {"tokens": 1000}})
     assert [decay_steps(given, text, 80) for text in ("500", "20%", "30k tokens")] == [500, 20, 30]

@@ -1,4 +1,4 @@
-"""Budgets in words, as steps, and measured: the run afterwards is the run without the measurement."""
+"""Budgets: parsing, conversion to steps, and timing, which must not change the run."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.toml import read_toml
-from bertsmith.training.budget import Budget, Pace, calibrate, most_steps, steps_within
+from bertsmith.training.budget import Budget, Pace, calibrate, max_steps, steps_within
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
@@ -34,18 +34,18 @@ def settings(**changes: object) -> PretrainSettings:
         ("2T FLOPs", "flops", 2e12),
     ],
 )
-def test_words_of_a_budget(text: str, kind: str, amount: float) -> None:
+def test_budget_is_parsed(text: str, kind: str, amount: float) -> None:
     budget = Budget.parse(text)
     assert (budget.kind, budget.amount) == (kind, amount)
 
 
 @pytest.mark.parametrize("text", ["", "10", "10m", "-3min", "0s", "ten minutes", "3 M min", "1e999 flops", "1h30min"])
-def test_other_words_are_refused(text: str) -> None:
+def test_invalid_budget_raises(text: str) -> None:
     with pytest.raises(InputError, match=r"the budget is .*; allowed: .*10min"):
         Budget.parse(text)
 
 
-def test_tokens_and_operations_become_steps() -> None:
+def test_tokens_and_flops_determine_steps() -> None:
     assert steps_within(settings().method, Budget.parse("10240 tokens")) == 10
     assert steps_within(settings().method, Budget.parse("10239 tokens")) == 9
     assert steps_within(settings().method, Budget.parse("1e6 flops"), [100.0]) == 9
@@ -57,8 +57,8 @@ def test_tokens_and_operations_become_steps() -> None:
         steps_within(settings().method, Budget.parse("1e30 flops"), [1.0])
 
 
-def test_ramp_and_phases_are_counted() -> None:
-    """Against a sum over all steps."""
+def test_steps_account_for_ramp_and_phases() -> None:
+    """Compare with a sum over all steps."""
     given = settings(
         batch={"tokens": 4096, "ramp_from": 256, "ramp": 0.5},
         phases=[{"begin": 0.8, "length": 256, "micro_tokens": 512, "batch_tokens": 8192}],
@@ -74,10 +74,10 @@ def test_ramp_and_phases_are_counted() -> None:
     steps = steps_within(given.method, Budget.parse("5e7 flops"), flops)
     assert cost(steps) <= 5e7 < cost(steps + 1)
     assert steps > 100
-    assert most_steps(cost, Budget("flops", 5e7, "")) == steps
+    assert max_steps(cost, Budget("flops", 5e7, "")) == steps
 
 
-def test_a_pace_counts_evaluations_and_checkpoints() -> None:
+def test_pace_includes_evaluations_and_checkpoints() -> None:
     given = settings(
         batch={"tokens": 1024, "ramp_from": 256, "ramp": 1.0},
         run={"steps": 7, "evaluate_every": 2, "checkpoint_every": 3},
@@ -89,12 +89,12 @@ def test_a_pace_counts_evaluations_and_checkpoints() -> None:
 
 
 @pytest.mark.slow
-def test_a_measured_run_is_the_run_without_the_measurement(
+def test_timed_run_equals_run_without_timing(
     corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "new" / "run"
-    # a step that is only tried may redraw a Performer's features and is counted by an Adam that corrects no bias: both
-    # must be put back, too
+    # timed steps redraw a Performer's features and advance the step count of Adam without bias correction: both must be
+    # restored as well
     small = [*SMALL, "model.preset=performer-base", "optimizer.bias_correction=false"]
     metrics = bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=small, budget="2s", device="cpu")
     assert "budget 2s: " in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_a_measured_run_is_the_run_without_the_measurement(
         assert (again / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_calibrating_leaves_no_trace(corpus_folder: Path, tmp_path: Path) -> None:
+def test_calibration_restores_the_trainer(corpus_folder: Path, tmp_path: Path) -> None:
     given = settings(data=str(corpus_folder), phases=[{"begin": 0.5, "length": 64}])
     trainer = make_trainer(given, tmp_path / "a" / "run", device="cpu", show=False)
     assert calibrate(trainer, 8.0) > 1
@@ -125,8 +125,8 @@ def test_steps_of_a_budget_are_recorded(corpus_folder: Path, tmp_path: Path) -> 
 
     assert run(tmp_path / "run", "2048 tokens")["steps"] == 4
     assert read_toml(tmp_path / "run" / "recipe.toml")["run"]["steps"] == 4
-    explained = bertsmith.pretrain(RECIPE, set=SMALL, budget="2048 tokens", explain=True)
-    assert explained["tokens"] == "2,048 in 4 steps"
-    # the same words again go on with the recorded steps, whatever the recipe says
+    explanation = bertsmith.pretrain(RECIPE, set=SMALL, budget="2048 tokens", explain=True)
+    assert explanation["tokens"] == "2,048 in 4 steps"
+    # the same command resumes with the recorded steps, not the recipe's
     (tmp_path / "run" / "result.json").unlink()
     assert run(tmp_path / "run", "99 tokens", resume=True)["steps"] == 4

@@ -14,7 +14,7 @@ def curve(schedule: ScheduleConfig, steps: int = 1000) -> list[float]:
     return [schedule.factor(step, steps) for step in range(steps)]
 
 
-def test_warmup_is_a_straight_line_to_the_peak() -> None:
+def test_warmup_is_linear() -> None:
     for kind in ("linear", "cosine", "wsd", "noam", "constant"):
         factors = curve(ScheduleConfig(kind=kind, warmup=0.1))
         assert factors[0] == pytest.approx(0.01)
@@ -22,7 +22,7 @@ def test_warmup_is_a_straight_line_to_the_peak() -> None:
         assert max(factors) == pytest.approx(1.0)
 
 
-def test_linear_and_cosine_end_at_the_floor() -> None:
+def test_schedules_end_at_the_floor() -> None:
     for kind in ("linear", "cosine", "wsd"):
         assert curve(ScheduleConfig(kind=kind))[-1] == pytest.approx(0.0, abs=1e-9)
         assert curve(ScheduleConfig(kind=kind, floor=0.1))[-1] == pytest.approx(0.1)
@@ -30,13 +30,13 @@ def test_linear_and_cosine_end_at_the_floor() -> None:
     assert middle == pytest.approx(0.5, abs=1e-3)
 
 
-def test_wsd_is_constant_then_falls_by_one_minus_root() -> None:
+def test_wsd_is_constant_then_decays() -> None:
     factors = curve(ScheduleConfig(kind="wsd", warmup=0.05, decay=0.2))
     assert set(factors[50:800]) == {1.0}
     assert factors[849] == pytest.approx(1 - math.sqrt(50 / 200))
 
 
-def test_noam_is_the_formula_of_the_paper() -> None:
+def test_noam_equals_the_paper() -> None:
     width, warmup, steps = 512, 4000, 100_000
     schedule = ScheduleConfig(kind="noam", warmup=warmup / steps)
     peak = width**-0.5 * warmup**-0.5
@@ -45,7 +45,7 @@ def test_noam_is_the_formula_of_the_paper() -> None:
         assert peak * schedule.factor(step - 1, steps) == pytest.approx(expected)
 
 
-def test_cramming_triangle_is_linear_from_a_quarter() -> None:
+def test_cramming_triangle_is_a_linear_schedule() -> None:
     factors = curve(ScheduleConfig(kind="linear", warmup=0.75, begin=0.25))
     for step in (1, 250, 500, 750):
         assert factors[step - 1] == pytest.approx(0.25 + 0.75 * step / 750)
@@ -54,7 +54,7 @@ def test_cramming_triangle_is_linear_from_a_quarter() -> None:
 
 
 def test_linear_decay_from_the_first_step() -> None:
-    """BERT and DeBERTa jump at the end of the warm-up, ELECTRA multiplies; steps are counted from 1 in the formulas."""
+    """BERT's and DeBERTa's rates jump after the warm-up, ELECTRA multiplies; the formulas count steps from 1."""
     jumping, multiplied = (curve(ScheduleConfig(warmup=0.1, fall=fall)) for fall in ("from_start", "throughout"))
     for step in (1, 50, 100, 101, 500, 999, 1000):
         assert jumping[step - 1] == pytest.approx(step / 100 if step <= 100 else 1 - step / 1000)
@@ -64,18 +64,18 @@ def test_linear_decay_from_the_first_step() -> None:
         ScheduleConfig(kind="wsd", fall="throughout")
 
 
-def test_decay_never_reaches_biases_and_norms() -> None:
+def test_biases_and_norms_are_not_decayed() -> None:
     model = bertsmith.build(bertsmith.preset("electra-small", layers=1))
     optimizer = OptimizerConfig(weight_decay=0.3).build([Portion.of(tuple(model.parameters()))])
-    decayed, spared = ({id(p) for p in group["params"]} for group in optimizer.param_groups)
+    decayed, not_decayed = ({id(p) for p in group["params"]} for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     for name, parameter in model.named_parameters():
-        is_spared = name.endswith("bias") or "norm" in name
-        assert (id(parameter) in spared) == is_spared, name
-        assert (id(parameter) in decayed) == (not is_spared), name
+        is_not_decayed = name.endswith("bias") or "norm" in name
+        assert (id(parameter) in not_decayed) == is_not_decayed, name
+        assert (id(parameter) in decayed) == (not is_not_decayed), name
 
 
-def test_batch_ramp() -> None:
+def test_batch_grows_along_its_ramp() -> None:
     batch = BatchConfig(tokens=8192, ramp_from=1024, ramp=0.5)
     counts = [batch.micro_batches(step, 100, micro_tokens=1024, processes=1) for step in range(100)]
     assert counts[0] == 1
@@ -87,7 +87,7 @@ def test_batch_ramp() -> None:
     assert BatchConfig(tokens=10).micro_batches(0, 100, micro_tokens=1024, processes=1) == 1
 
 
-def test_rates_reach_the_optimiser() -> None:
+def test_learning_rate_reaches_the_optimiser() -> None:
     model = torch.nn.Linear(2, 2)
     assert (
         OptimizerConfig(learning_rate=0.5).build([Portion.of(tuple(model.parameters()))]).param_groups[0]["lr"] == 0.5

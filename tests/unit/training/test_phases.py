@@ -1,4 +1,4 @@
-"""Runs whose sequences change on the way, and logs that do not tell where a run was interrupted."""
+"""Runs with several phases: resuming, costs, checks and compilation."""
 
 from pathlib import Path
 
@@ -17,39 +17,39 @@ TWO += ["run.log_every=4", "run.evaluate_every=5", "run.checkpoint_every=3"]
 
 
 @pytest.fixture(scope="module")
-def straight(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Undisturbed, and with a reading process, which ends with its phase."""
-    out = tmp_path_factory.mktemp("straight") / "run"
+def uninterrupted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run with a loader worker, which ends with its phase."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
     run(corpus_folder, out, *TWO, "run.workers=1")
     return out
 
 
 @pytest.mark.parametrize("at", [4, 5, 8])
-def test_resume_across_the_border_is_bitwise_the_same(
-    at: int, straight: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_resumed_run_equals_uninterrupted_run_across_phases(
+    at: int, uninterrupted: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps 4 and 8 stand between two rows of the log: what had been added up must not be lost."""
+    """Steps 4 and 8 are between two rows of the log: the meter's sums must be restored."""
     interrupted(monkeypatch, corpus_folder, tmp_path / "run", at, *TWO)
-    assert_same(tmp_path / "run", straight)
+    assert_same(tmp_path / "run", uninterrupted)
 
 
-def test_sequences_change_at_the_border(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_change_with_the_phase(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     real = BatchReader.__getitem__
 
-    def watched(self: BatchReader, plan: object) -> object:
+    def record_call(self: BatchReader, plan: object) -> object:
         if self.corpus.split == "train":
             seen.append((self.config.length, self.config.micro_tokens))
         return real(self, plan)
 
-    monkeypatch.setattr(BatchReader, "__getitem__", watched)
+    monkeypatch.setattr(BatchReader, "__getitem__", record_call)
     metrics = run(corpus_folder, tmp_path / "run", *TWO)
     assert seen == [(32, 256)] * 10 + [(64, 512)] * 10
     flops = [row["flops"] for row in rows(tmp_path / "run") if row["kind"] == "training"]
     assert flops[-1] == metrics["training_flops"] > metrics["tokens"] * metrics["training_flops_per_token"]
 
 
-def test_explain_tells_of_every_phase(capsys: pytest.CaptureFixture) -> None:
+def test_explain_lists_every_phase(capsys: pytest.CaptureFixture) -> None:
     facts = bertsmith.pretrain(RECIPE, set=[*SMALL, *TWO], explain=True)
     assert facts["tokens"] == "7,680 in 10 steps"
     assert facts["phase 1, length 32"].startswith("steps 0 to 5: 2,560 tokens, ")
@@ -59,7 +59,7 @@ def test_explain_tells_of_every_phase(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phases", "sentence"),
+    ("phases", "message"),
     [
         ([{"begin": 0.9, "length": 512}], "phases.0: micro_tokens 256 is less than length 512"),
         ([{"begin": 0.5, "length": 32}, {"begin": 0.5, "length": 64}], "phases.1.begin is 0.5; allowed: more than"),
@@ -67,14 +67,14 @@ def test_explain_tells_of_every_phase(capsys: pytest.CaptureFixture) -> None:
         ([{"begin": 0.5, "lenght": 32}], "phases.0.lenght is not a known setting; did you mean 'length'?"),
     ],
 )
-def test_bad_phases_are_refused(phases: list, sentence: str) -> None:
+def test_invalid_phases_raise(phases: list, message: str) -> None:
     plain = {"model": {"preset": "bert-tiny"}, "sequences": {"micro_tokens": 256}, "phases": phases}
     with pytest.raises(InputError) as caught:
         PretrainSettings.parse(plain)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_phases_must_fit_the_model_and_the_batch(corpus_folder: Path, tmp_path: Path) -> None:
+def test_phases_that_do_not_fit_model_or_batch_raise(corpus_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"phases\.0\.length is 128; the model takes at most 64 tokens"):
         run(corpus_folder, tmp_path / "run", "phases=[{begin=0.5,length=128}]")
     with pytest.raises(
@@ -85,10 +85,8 @@ def test_phases_must_fit_the_model_and_the_batch(corpus_folder: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_layers_of_many_kinds_stay_compiled(
-    corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A modern network has four kinds of layers; three phases make twelve, more than PyTorch's own limit."""
+def test_many_layer_shapes_stay_compiled(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A modern network has four kinds of layers; three phases make twelve, more than PyTorch's default limit."""
     dynamo = torch._dynamo
     dynamo.reset()
     counter, compile_it = CompileCounter(), torch.compile

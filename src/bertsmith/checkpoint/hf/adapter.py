@@ -57,7 +57,7 @@ class HfConfig(HfSettings):
         return self[key]
 
     def allow_only(self, **allowed: object) -> None:
-        """Raise if a setting has another value than the one that our network computes."""
+        """Raise if a setting has a value that our network does not support."""
         for key, only in allowed.items():
             if self.get(key, only) not in (only, None):
                 raise InputError(f"config.json: {key} is {self[key]!r}; allowed: {only!r}")
@@ -70,7 +70,7 @@ class HfConfig(HfSettings):
         return ACTIVATION_NAMES[name]
 
     def with_defaults(self, **defaults: object) -> "HfConfig":
-        """Fill in the settings that BERT and its successors share; `defaults` are those of a family."""
+        """Fill in the settings that BERT and its successors share; `defaults` are a family's own."""
         return HfConfig({**_DEFAULTS, **defaults, **self})
 
 
@@ -121,11 +121,11 @@ class FamilyAdapter:
     """(their config.json, the optional parts that are present) → our config."""
     write_config: Callable[[ModelConfig], HfSettings]
     unprefixed: tuple[str, ...] = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
-    """Starts of names that get the prefix where a file omits it."""
+    """Starts of names to which the prefix is added if a file omits it."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other starts of names that some files use → those of the table."""
+    """Other prefixes of names that some files use → prefixes in the table."""
     output_aliases: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
-    """(our config) → starts of names of the table → those to write."""
+    """(our config) → prefixes in the table → prefixes to write."""
     remark: Callable[[ModelConfig], str | None] = lambda config: None
     """(our config) → what their class computes differently although it has every weight, or None."""
     derived: tuple[str, ...] = ()
@@ -156,12 +156,12 @@ def missing_head_remark(config: ModelConfig) -> str | None:
 
 
 def not_exportable(model_type: str, reason: str) -> InputError:
-    """The error for a model that no class of Hugging Face computes."""
+    """Return the error for a model that no class of Hugging Face computes."""
     return InputError(f"this model cannot be exported as a Hugging Face {model_type}: {reason}")
 
 
 def first_mixer(stack: EncoderConfig, kind: type[_Mixer], model_type: str) -> _Mixer:
-    """The mixer of the first layer, which must be of the kind that Hugging Face's class has."""
+    """Return the mixer of the first layer; raise if it is not of the kind that Hugging Face's class has."""
     mixer = stack.layers[0].mixer
     if not isinstance(mixer, kind):
         raise not_exportable(model_type, f"its mixer is not {kind.model_fields['kind'].default}")
@@ -169,7 +169,7 @@ def first_mixer(stack: EncoderConfig, kind: type[_Mixer], model_type: str) -> _M
 
 
 def check_heads(heads: int, head_width: int | None, width: int, model_type: str) -> None:
-    """Raise if the heads do not fill the width, as in a model that has lost some."""
+    """Raise if the heads do not fill the width, as in a pruned model."""
     if head_width is not None and heads * head_width != width:
         raise not_exportable(model_type, "its heads do not fill its width")
 

@@ -43,8 +43,8 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     data = data.with_defaults(hidden_act="gelu_new", embedding_size=128, **dropout)
     if data["embedding_size"] == data.get("hidden_size"):
         raise InputError(
-            f"config.json: embedding_size is {data['embedding_size']!r}, as hidden_size; allowed: another, because "
-            "an embedding as wide as the layers is not widened here"
+            f"config.json: embedding_size is {data['embedding_size']!r}, equal to hidden_size; allowed: another "
+            "size, since the embedding projection would be missing here"
         )
     data.allow_only(is_decoder=False)
     encoder = read_bert_encoder(data, sharing="all")

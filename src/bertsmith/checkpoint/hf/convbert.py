@@ -1,8 +1,8 @@
 """Adapter for ConvBERT.
 
 Their mixed attention always fills the width, two branches of width / 2, whatever the head ratio; the released code
-keeps the heads' width. Here both are heads and head_width, so only the numbers are translated. Their convolutions let
-pads in; ours do not, imported weights or not.
+keeps the heads' width. Here both are heads and head_width, so only the numbers are translated. Their convolutions read
+padding; ours never do.
 """
 
 from bertsmith.checkpoint.hf.adapter import (
@@ -29,7 +29,7 @@ from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
 
-PADS = "transformers lets pads into the convolutions: states are equal for rows without pads"
+PADDING_REMARK = "the convolutions of transformers read padding: hidden states are equal only for rows without padding"
 
 
 _DROPOUT = dropout_setting("classifier_dropout")
@@ -100,7 +100,7 @@ def _write(config: ModelConfig) -> HfSettings:
 CONVBERT = FamilyAdapter(
     model_type="convbert",
     family="convbert",
-    remark=lambda config: "; ".join(filter(None, (PADS, missing_head_remark(config)))),
+    remark=lambda config: "; ".join(filter(None, (PADDING_REMARK, missing_head_remark(config)))),
     prefix="convbert.",
     encoder_rows=lambda config: _encoder_rows(),
     optional_rows={

@@ -250,7 +250,7 @@ def _written(config: ModelConfig) -> Mapping[str, str]:
 def _remark(config: ModelConfig) -> str | None:
     if not any(head.kind == "mask_decoder" for head in config.heads):
         return missing_head_remark(config)
-    return "transformers has no mask decoder: states are equal there, but it fills masks differently"
+    return "transformers has no mask decoder: hidden states are equal, but it fills masks differently"
 
 
 def _lacks(config: ModelConfig) -> str | None:

@@ -19,11 +19,11 @@ from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig
 
-_FAR, _NEAR = "full_attention", "sliding_attention"
-_OLD_NAMES = {_FAR: "global_rope_theta", _NEAR: "local_rope_theta"}
-_THETAS = {_FAR: 160_000.0, _NEAR: 10_000.0}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_OLD_NAMES = {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"}
+_THETAS = {_FULL: 160_000.0, _SLIDING: 10_000.0}
 _NO_BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-_NO_DROPOUT = dict.fromkeys(("attention_dropout", "mlp_dropout"), 0.0)  # applied at other places than ours
+_NO_DROPOUT = dict.fromkeys(("attention_dropout", "mlp_dropout"), 0.0)  # applied elsewhere than ours
 _UNKNOWN_IDS = dict.fromkeys(f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep"))
 
 
@@ -49,11 +49,11 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     norm = NormConfig(placement="pre", epsilon=data.get("norm_eps", 1e-5), has_bias=False)
     neurons, activation = data.required("intermediate_size"), data.activation("hidden_activation")
     feedforward = FeedForwardConfig(neurons=neurons, activation=activation, is_gated=True, has_bias=False)
-    far = FullConfig(
-        heads=data.required("num_attention_heads"), dropout=0.0, rotary=_read_theta(data, _FAR), has_bias=False
+    full = FullConfig(
+        heads=data.required("num_attention_heads"), dropout=0.0, rotary=_read_theta(data, _FULL), has_bias=False
     )
-    near = far.changed(rotary=_read_theta(data, _NEAR), window=data.get("local_attention", 128) // 2)
-    mixers = {_FAR: far, _NEAR: near}
+    sliding = full.changed(rotary=_read_theta(data, _SLIDING), window=data.get("local_attention", 128) // 2)
+    mixers = {_FULL: full, _SLIDING: sliding}
     stack = tuple(
         LayerConfig(mixer=mixers[kind], feedforward=feedforward, norm=norm, has_mixer_norm=index > 0, dropout=0.0)
         for index, kind in enumerate(_read_kinds(data, layers))
@@ -83,10 +83,10 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
 def _read_kinds(data: HfConfig, layers: int) -> list[str]:
     """Kind of each layer, full or sliding attention; old files give the interval of full layers instead."""
     every = data.get("global_attn_every_n_layers") or 3
-    kinds = data.get("layer_types") or [_NEAR if index % every else _FAR for index in range(layers)]
+    kinds = data.get("layer_types") or [_SLIDING if index % every else _FULL for index in range(layers)]
     foreign = [kind for kind in kinds if kind not in _THETAS]
     if foreign or len(kinds) != layers:
-        raise InputError(f"config.json: layer_types is {kinds}; allowed: {layers} times {_FAR!r} or {_NEAR!r}")
+        raise InputError(f"config.json: layer_types is {kinds}; allowed: {layers} times {_FULL!r} or {_SLIDING!r}")
     return list(kinds)
 
 
@@ -101,12 +101,12 @@ def _write(config: ModelConfig) -> HfSettings:
     encoder, layer = config.encoder, config.encoder.layers[0]
     mixers = [layer.mixer for layer in encoder.layers if isinstance(layer.mixer, FullConfig)]
     if len(mixers) < len(encoder.layers):
-        raise not_exportable("modernbert", "a mixer of it is not full")
+        raise not_exportable("modernbert", "not all of its mixers are full attention")
     check_heads(mixers[0].heads, mixers[0].head_width, encoder.width, "modernbert")
-    kinds = [_FAR if mixer.window is None else _NEAR for mixer in mixers]
+    kinds = [_FULL if mixer.window is None else _SLIDING for mixer in mixers]
     firsts = dict(reversed(list(zip(kinds, mixers, strict=True))))
     thetas = {kind: firsts[kind].rotary if kind in firsts else _THETAS[kind] for kind in _THETAS}
-    near = firsts[_NEAR].window if _NEAR in firsts else None
+    sliding = firsts[_SLIDING].window if _SLIDING in firsts else None
     heads = {head.kind: head for head in config.heads}
     head = heads.get("masked_tokens", MaskedTokensConfig())
     assert isinstance(head, MaskedTokensConfig)
@@ -122,7 +122,7 @@ def _write(config: ModelConfig) -> HfSettings:
         "classifier_activation": write_activation(head.activation),
         "max_position_embeddings": encoder.embedding.max_length,
         "layer_types": kinds,
-        "local_attention": 2 * (near or 64),
+        "local_attention": 2 * (sliding or 64),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "norm_eps": layer.norm.epsilon,
         "initializer_range": encoder.init_std,

@@ -28,7 +28,7 @@ ADAPTERS: dict[str, FamilyAdapter] = {adapter.model_type: adapter for adapter in
 
 
 def adapter_for(model: Model) -> FamilyAdapter:
-    """The adapter of a model's family."""
+    """Return the adapter of a model's family."""
     by_family = {adapter.family: adapter for adapter in ADAPTERS.values()}
     if model.config.family not in by_family:
         raise InputError(f"family is {model.config.family!r}; Hugging Face adapters exist for: {', '.join(by_family)}")
@@ -63,8 +63,8 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     foreign = sorted(theirs.keys() - used - adapter.tied.keys())
     if foreign:
         raise InputError(
-            f"{str(path)!r} has {len(foreign)} tensors that have no place in a {adapter.model_type} model here, the "
-            f"first is {foreign[0]!r}; leave them out with ignore=({foreign[0].split('.')[0]!r},)"
+            f"{str(path)!r} has {len(foreign)} tensors that a {adapter.model_type} model does not have here, the "
+            f"first is {foreign[0]!r}; skip them with ignore=({foreign[0].split('.')[0]!r},)"
         )
     model = assemble(config)
     copy_tensors(to_ours(rows, theirs, str(path)), model, str(path))
@@ -86,7 +86,7 @@ def rename_start(name: str, starts: Mapping[str, str]) -> str:
 
 
 def _find_head(adapter: FamilyAdapter, data: HfConfig, tensors: Mapping[str, Tensor]) -> HeadAdapter | None:
-    """The adapter of the task head, if the folder's class has one and its tensors are not ignored."""
+    """Return the adapter of the task head, if the folder's class has one and its tensors are not ignored."""
     named = data.get("architectures") or []
     for head in adapter.task_heads:
         has_tensors = not head.rows or any(name in tensors for name in head.rows[-1].theirs)
@@ -98,7 +98,7 @@ def _find_head(adapter: FamilyAdapter, data: HfConfig, tensors: Mapping[str, Ten
 def _canonical(
     tensors: dict[str, Tensor], adapter: FamilyAdapter, ignore: tuple[str, ...], path: Path
 ) -> dict[str, Tensor]:
-    """The tensors under today's names: old norm names replaced, missing prefixes of the encoder added."""
+    """Return the tensors under current names: old norm names replaced, missing prefixes of the encoder added."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

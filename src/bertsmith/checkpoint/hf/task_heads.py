@@ -37,7 +37,7 @@ WriteDropout = Callable[[float], HfSettings]
 
 
 def dropout_setting(key: str, default: float | None = None) -> tuple[ReadDropout, WriteDropout]:
-    """Read and write a dropout with a setting of its own; the default if missing, or that of the layers."""
+    """Read and write a dropout with a setting of its own; if missing, the default or the layers' dropout."""
 
     def read(data: HfConfig) -> float:
         given = data.get(key, default)
@@ -110,7 +110,7 @@ def hidden_classifier(
 def summary_classifiers(architecture: str, **defaults: object) -> tuple[HeadAdapter, HeadAdapter]:
     """ELECTRA's and ConvBERT's multiple-choice classes on the first token, with and without a hidden layer.
 
-    `defaults` are those of their class.
+    `defaults` are their class's.
     """
 
     def summary(data: HfConfig) -> HfSettings:
@@ -196,7 +196,7 @@ def _labels(data: HfConfig, for_choices: bool) -> tuple[str, ...]:
         return CHOICE
     names = data.get("id2label") or {str(index): f"LABEL_{index}" for index in range(data.get("num_labels") or 2)}
     if not isinstance(names, Mapping) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
-        raise InputError(f"config.json: id2label is {names!r}; allowed: a name for every number from 0 up")
+        raise InputError(f"config.json: id2label is {names!r}; allowed: one name per index, from 0 on")
     by_number = {int(number): str(name) for number, name in names.items()}
     return tuple(by_number[number] for number in range(len(by_number)))
 
@@ -230,11 +230,11 @@ def sentence_refusal(head: HeadConfig) -> str | None:
     """Why sentence-transformers cannot compute a head's vectors, or None."""
     assert isinstance(head, EmbedderConfig)
     if head.pooling == "pooler":
-        return "sentence-transformers has no pooling by a model's pooler"
+        return "sentence-transformers cannot use a model's pooler"
     if head.features != FeaturesConfig() or head.recurrent is not None:
-        return "sentence-transformers reads the last states alone, and the embedder others"
+        return "sentence-transformers reads the last hidden states only, and the embedder reads others"
     if head.projection is not None:
-        return "the embedder has a projection, for which the files of sentence-transformers are not written here"
+        return "the embedder has a projection, which the export to sentence-transformers does not support"
     return None
 
 

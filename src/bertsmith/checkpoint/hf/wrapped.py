@@ -60,7 +60,7 @@ def check_wrappable(model: Model) -> None:
     """Raise if the model could not be restored from its config."""
     odd = sorted(set(model.heads) ^ {head.kind for head in model.config.heads})
     if odd:
-        raise InputError(f"this model's heads are not those of its config: only one of them has {odd[0]!r}")
+        raise InputError(f"the heads of this model differ from its config: only one of them has {odd[0]!r}")
 
 
 def write_wrapped(model: Model, folder: Path, settings: HfSettings) -> None:

@@ -106,12 +106,12 @@ class NativeExport(NamedTuple):
         return str(self.settings["architectures"][0])
 
     def rows(self, config: ModelConfig) -> list[Row]:
-        """The name table of all tensors."""
+        """Return the name table of all tensors."""
         return [*self.adapter.rows(config, self.parts), *(() if self.head is None else self.head.rows)]
 
 
 def native_export(model: Model, task_kind: str | None = None) -> NativeExport:
-    """Find the class of Hugging Face that computes the same; raise with the reason if there is none.
+    """Find the class of Hugging Face that computes the same; raise with the reason if no class does.
 
     `task_kind` is the kind of the task the model was fine-tuned for, if known.
     """
@@ -128,12 +128,12 @@ def native_export(model: Model, task_kind: str | None = None) -> NativeExport:
 
 
 def _candidate_heads(adapter: FamilyAdapter, own: HeadConfig, task_kind: str | None) -> list[HeadAdapter]:
-    """Adapters that may fit a head, first those that use the pooler as it does."""
+    """Return the adapters that may fit a head, those with its use of the pooler first."""
     for_choices = is_choice(own, task_kind)
     heads = [head for head in adapter.task_heads if head.kind == own.kind and head.is_choice == for_choices]
     if not heads:
         task = "choices" if for_choices else f"a head of kind {own.kind!r}"
-        raise not_exportable(adapter.model_type, f"transformers has no such class with {task} as ours has it")
+        raise not_exportable(adapter.model_type, f"transformers has no such class with {task}")
     is_pooled = getattr(own, "pooling", None) == "pooler"
     return sorted(heads, key=lambda head: head.reads_pooler != is_pooled)
 
@@ -163,7 +163,7 @@ def _check_round_trip(model: Model, adapter: FamilyAdapter, head: HeadAdapter | 
     known = {line.ours for line in native.rows(config)}
     odd = min(ours.keys() ^ known, default=None)
     if odd is not None:
-        problem = "has no place for" if odd in ours else "cannot be without"
+        problem = "has no tensor for" if odd in ours else "needs a tensor for"
         raise InputError(f"a Hugging Face {adapter.model_type} {problem} {odd!r}")
     return native
 
@@ -206,7 +206,7 @@ TaskContent: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HfExport:
-    """What to write for a model, and why."""
+    """Planned export of a model."""
 
     model: Model
     native: NativeExport | None
@@ -214,7 +214,7 @@ class HfExport:
     settings: HfSettings
     """The whole config.json."""
     remark: str
-    """Which form the folder has and why, for a person."""
+    """Format of the folder and the reason, as one sentence."""
     task: TaskContent | None
 
     @property
@@ -280,18 +280,18 @@ def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: 
 def _native_remark(model: Model, native: NativeExport) -> str:
     remark = f"written as {native.architecture}, which transformers opens without Bertsmith"
     if native.head is not None and native.head.kind == "embedder":
-        remark += " for its states; sentence-transformers makes the vectors of them"
+        remark += " for its hidden states; sentence-transformers computes the embeddings from them"
     difference = native.adapter.remark(model.config)
     return remark if difference is None else f"{remark}; {difference}"
 
 
 def _scale_remark(task: TaskContent | None) -> str:
-    """How to convert the outputs of a regression that was trained on another scale."""
+    """Explain how to convert the outputs of a regression that was trained on another scale."""
     settings = {} if task is None else task.get("task", {})
     if not settings.get("scale") or settings.get("lowest") is None or settings.get("highest") is None:
         return ""
     lowest, highest = float(settings["lowest"]), float(settings["highest"])
-    return f"; its numbers are {lowest:g} + {highest - lowest:g} · the output, as it was trained from 0 to 1"
+    return f"; its numbers are {lowest:g} + {highest - lowest:g} · the output, since it was trained on 0 to 1"
 
 
 def _write_native(model: Model, native: NativeExport, folder: Path) -> None:

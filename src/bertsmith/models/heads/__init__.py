@@ -1,4 +1,4 @@
-"""What stands on an encoder: states → token scores, sentence scores, one vector; pre-training's heads and tasks'."""
+"""Heads for pre-training and tasks: hidden states → token scores, sequence scores or vectors."""
 
 from typing import Annotated
 

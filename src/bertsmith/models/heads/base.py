@@ -1,4 +1,4 @@
-"""The contract of a head: its settings build what stands on an encoder."""
+"""The base of heads: their settings, and the combination of hidden states that task heads read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,46 +24,46 @@ class HeadConfig(Record, ABC):
 
 
 class FeaturesConfig(Record):
-    """Which states of an encoder a head reads (Devlin et al. 2019, section 5.3)."""
+    """Hidden states of the encoder that a head reads (Devlin et al. 2019, section 5.3)."""
 
     layers: int = Field(default=1, ge=0)
-    """The last so many layers; 0 for the embedding alone."""
+    """Number of layers, counted from the last; 0 for the embedding alone."""
     skip: int = Field(default=0, ge=0)
-    """The topmost layers that are left out before: 1 with layers 1 is the second to last."""
+    """Number of last layers to skip: 1 with layers = 1 is the second to last."""
     combine: Literal["sum", "weighted", "concatenate"] = "sum"
-    """Their sum, a sum with learned weights (softmax, times a factor), or all of them side by side."""
+    """Sum of the layers, sum with learned softmax weights and scale, or concatenation."""
 
     @model_validator(mode="after")
     def _check_skip(self) -> "FeaturesConfig":
         if self.skip and not self.layers:
-            raise ValueError(f"skip is {self.skip} and layers is 0, the embedding alone; allowed: skip = 0")
+            raise ValueError(f"skip is {self.skip}, but layers is 0, the embedding alone; allowed: skip = 0")
         return self
 
     def check_depth(self, depth: int) -> None:
-        """Raises a sentence if an encoder of so many layers has not those that are asked for."""
+        """Raise InputError if an encoder with `depth` layers has too few."""
         if self.layers + self.skip > depth:
             raise InputError(
-                f"head.features.layers is {self.layers} and head.features.skip {self.skip}; the encoder has {depth} "
-                "layers, and the two together may be no more"
+                f"head.features.layers is {self.layers} and head.features.skip {self.skip}; their sum may be at most "
+                f"{depth}, the encoder's number of layers"
             )
 
 
 class RecurrentConfig(Record):
-    """A BiLSTM over the states of every sequence."""
+    """A BiLSTM over the hidden states of every sequence."""
 
     layers: int = Field(default=2, gt=0)
     width: int = Field(default=768, gt=1, multiple_of=2)
-    """Of its states, both directions together."""
+    """Output width, both directions together."""
 
 
 class LayerFeatures(nn.Module):
-    """The states of some layers → one state per token; `width` is what it has."""
+    """Combines the hidden states of some layers into one vector per token, of width `width`."""
 
     def __init__(self, width: int, config: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:
         super().__init__()
         self.combine, self.skip = config.combine, config.skip
         self.layers = config.layers + config.skip if config.layers else 0
-        """The last layers whose states it must be given; 0 for the embedding's."""
+        """Number of last layers whose hidden states `forward` expects; 0 for the embedding's."""
         is_weighted = config.combine == "weighted" and config.layers > 1
         self.layer_weights = nn.Parameter(torch.zeros(config.layers)) if is_weighted else None
         self.scale = nn.Parameter(torch.ones(())) if is_weighted else None
@@ -77,21 +77,21 @@ class LayerFeatures(nn.Module):
             self.width = 2 * half
 
     def forward(self, hidden_states: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
-        """One state per token, in the layout of the states.
+        """Return one vector per token, in the layout of the hidden states.
 
         Shape: hidden_states (batch, length, width) or (tokens, width) each, the last layer's at the end.
         """
-        combined = self._combined(hidden_states)
+        combined = self._combine(hidden_states)
         if self.recurrent is None:
             return combined
         rows, padded = layout.pad(combined)
-        # a packed batch may end in empty sequences, which an LSTM does not take; what it says of them is dropped
+        # a packed batch may end in empty sequences, which LSTMs do not support; their outputs are dropped
         lengths = padded.lengths(rows.device).clamp(min=1).cpu()
-        run = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
-        made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.max_length)
-        return layout.unpad(made, combined)
+        packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        outputs, _ = pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=layout.max_length)
+        return layout.unpad(outputs, combined)
 
-    def _combined(self, hidden_states: Sequence[Tensor]) -> Tensor:
+    def _combine(self, hidden_states: Sequence[Tensor]) -> Tensor:
         hidden_states = hidden_states[: len(hidden_states) - self.skip]
         if len(hidden_states) == 1:
             return hidden_states[0]
@@ -104,7 +104,7 @@ class LayerFeatures(nn.Module):
 
     @torch.no_grad()
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """A BiLSTM begins as PyTorch's own does, even weights with the factor 1."""
+        """Initialise the BiLSTM as PyTorch does, and layer weights equal with scale 1."""
         if self.scale is not None:
             self.scale.fill_(1.0)
         if self.recurrent is not None:

@@ -1,11 +1,11 @@
-"""Gates that are learned: which heads and neurons a model can do without (Louizos et al. 2018, Voita et al. 2019).
+"""Learned gates that select which heads and neurons to prune (Louizos et al. 2018, Voita et al. 2019).
 
-They stand among the heads of a model only while they are learned, so that the optimiser, checkpoints and other
-processes see them. A gate is a random number with a location a, of the hard concrete distribution:
+They are among the heads of a model only while they are trained, so that the optimiser, checkpoints and other processes
+include them. A gate follows the hard concrete distribution with location a:
 
     u uniform on (0, 1),  s = sigmoid((log u - log(1 - u) + a) / β),  gate = clamp(s (ζ - γ) + γ, 0, 1)
 
-so that it is 0, or 1, with a probability above 0, and between them otherwise.
+so that it is exactly 0 or exactly 1 with positive probability.
 """
 
 import math
@@ -20,19 +20,19 @@ from bertsmith.models.heads.base import HeadConfig
 
 TEMPERATURE = 2 / 3
 LOWEST, HIGHEST = -0.1, 1.1
-_CLOSING = TEMPERATURE * math.log(-LOWEST / HIGHEST)
+_OPEN_THRESHOLD = TEMPERATURE * math.log(-LOWEST / HIGHEST)
 
 
 def open_probability(location: Tensor) -> Tensor:
-    """How probably a gate is not 0, by its location: one part of the expected L0 norm."""
-    return torch.sigmoid(location - _CLOSING)
+    """Return the probability that a gate is not 0, a term of the expected L0 norm."""
+    return torch.sigmoid(location - _OPEN_THRESHOLD)
 
 
-def sample_gate(location: Tensor, chance: Tensor) -> Tensor:
+def sample_gate(location: Tensor, draws: Tensor) -> Tensor:
     """Return hard-concrete gates for uniform random numbers (Louizos et al. 2018, eqs. 10 and 11)."""
-    chance = chance.clamp(1e-6, 1 - 1e-6)
-    shares = torch.sigmoid((torch.logit(chance) + location) / TEMPERATURE)
-    return (shares * (HIGHEST - LOWEST) + LOWEST).clamp(0, 1)
+    draws = draws.clamp(1e-6, 1 - 1e-6)
+    concrete = torch.sigmoid((torch.logit(draws) + location) / TEMPERATURE)
+    return (concrete * (HIGHEST - LOWEST) + LOWEST).clamp(0, 1)
 
 
 def deterministic_gate(location: Tensor) -> Tensor:
@@ -45,11 +45,11 @@ class GatesConfig(HeadConfig):
 
     kind: Literal["gates"] = "gates"
     heads: tuple[int, ...] = ()
-    """Of every layer; of the first one alone where all layers have the same."""
+    """Number of heads of every layer; one entry if all layers share their mixer."""
     neurons: tuple[int, ...] = ()
     layers: int = 0
     start: float = 2.5
-    """Where the locations begin: nearly all gates open."""
+    """Initial location; 2.5 opens nearly all gates."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "UnitGates":
         return UnitGates(self.heads, self.neurons, self.layers, self.start)
@@ -68,7 +68,7 @@ class UnitGates(nn.Module):
 
     @torch.no_grad()
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """Start all gates alike."""
+        """Set all locations to `start`."""
         for location in (*self.heads, *self.neurons):
             location.fill_(self.start)
 
@@ -81,11 +81,11 @@ class UnitGates(nn.Module):
         return self._by_layer(deterministic_gate)
 
     def locations(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The locations of the gates on heads, then of those on neurons, for every layer."""
+        """Return the locations of all gates on heads and on neurons, per layer."""
         return self._for_layers(list(self.heads)), self._for_layers(list(self.neurons))
 
     def expected_open(self) -> tuple[Tensor, Tensor]:
-        """The share of heads, then of neurons, that are expected to be open."""
+        """Return the expected fractions of open gates on heads and on neurons."""
         heads, neurons = (
             open_probability(torch.cat(list(locations))).mean() for locations in (self.heads, self.neurons)
         )
@@ -98,5 +98,5 @@ class UnitGates(nn.Module):
         return [LayerGates(heads=own, neurons=others) for own, others in zip(heads, neurons, strict=True)]
 
     def _for_layers(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """One for each layer: layers that share their units share the gates on them."""
+        """Return one tensor per layer: layers that share weights share gates."""
         return tuple(tensors * self.layers) if len(tensors) == 1 else tuple(tensors)

@@ -48,8 +48,8 @@ class MaskDecoder(nn.Module):
         sequence = layout.sequence_index(below[..., 0]).flatten()[index]
         relative = context.relative_positions
         if relative is not None:
-            is_asked_once = below.is_cuda or torch.compiler.is_compiling()
-            relative = replace(relative, query_positions=in_sequence, are_distinct=is_asked_once)
+            are_distinct = below.is_cuda or torch.compiler.is_compiling()
+            relative = replace(relative, query_positions=in_sequence, are_distinct=are_distinct)
         context = replace(
             context,
             layout=_query_layout(sequence, layout),
@@ -79,14 +79,14 @@ class MaskDecoder(nn.Module):
 
 
 def _query_layout(sequence: Tensor, layout: SequenceLayout) -> SequenceLayout:
-    """How sorted queries lie, from the sequence each belongs to, (queries,)."""
+    """Return the packed layout of sorted queries, given the sequence index of each, (queries,)."""
     bounds = torch.arange(layout.batch + 1, device=sequence.device)
     starts = torch.searchsorted(sequence, bounds)
     if not (sequence.is_cuda or torch.compiler.is_compiling()):
         return SequenceLayout.packed(starts.int(), max(1, int(starts.diff().max())))
-    # reading it would make the host wait, and a compiled step has one shape: as many queries as a sequence has tokens
+    # reading the maximum would synchronise, and a compiled step needs a fixed shape: bound it by the sequence length
     max_length = min(layout.max_length, sequence.shape[0])
-    torch._assert_async((starts.diff() <= max_length).all(), "a place is asked for more often than once")
+    torch._assert_async((starts.diff() <= max_length).all(), "positions contains a position more than once")
     return SequenceLayout.packed(starts.int(), max_length)
 
 
@@ -97,14 +97,14 @@ class MaskedTokensConfig(HeadConfig):
     activation: Activation = "gelu"
     epsilon: float = Field(default=1e-12, gt=0)
     has_bias: bool = True
-    """Of the layer before the vocabulary and of its norm; every token's score has one in any case."""
+    """Biases of the layer before the vocabulary and of its norm; token scores always have one."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "MaskedTokens":
         return MaskedTokens(width, embedding_width, vocabulary, self.activation, self.epsilon, has_bias=self.has_bias)
 
 
 class PoolerConfig(HeadConfig):
-    """One vector for the sequence."""
+    """One vector per sequence."""
 
     kind: Literal["pooler"] = "pooler"
     activation: Activation = "tanh"
@@ -114,7 +114,7 @@ class PoolerConfig(HeadConfig):
 
 
 class NextSentenceConfig(HeadConfig):
-    """Does the second segment follow the first one in its document?"""
+    """Two scores: whether the second segment follows the first in its document."""
 
     kind: Literal["next_sentence"] = "next_sentence"
 
@@ -123,27 +123,27 @@ class NextSentenceConfig(HeadConfig):
 
 
 class ReplacedTokensConfig(HeadConfig):
-    """Was the token replaced (ELECTRA, DeBERTa v3)?"""
+    """One score per token: whether it was replaced (ELECTRA, DeBERTa v3)."""
 
     kind: Literal["replaced_tokens"] = "replaced_tokens"
     activation: Activation = "gelu"
     adds_first: bool = False
-    """Add the state of the sequence's first token to every token's and normalise, as DeBERTa v3 does."""
+    """Add the hidden state of the sequence's first token to every token's and normalise, as DeBERTa v3 does."""
     epsilon: float = Field(default=1e-7, gt=0)
-    """Of that norm."""
+    """Epsilon of that norm."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "ReplacedTokens":
         return ReplacedTokens(width, self.activation, self.epsilon if self.adds_first else None)
 
 
 class MaskDecoderConfig(HeadConfig):
-    """States for the masked_tokens head from the last layer, asked again with absolute positions (DeBERTa)."""
+    """DeBERTa's enhanced mask decoder: reapplies the last layer with absolute positions for the masked_tokens head."""
 
     kind: Literal["mask_decoder"] = "mask_decoder"
     max_length: int = Field(default=512, gt=0)
-    """Rows of the position table: the most tokens a sequence may have."""
+    """Rows of the position table: the maximum sequence length."""
     steps: int = Field(default=2, gt=0)
-    """How often the last layer is applied."""
+    """Number of times the last layer is applied."""
     queries: Literal["hidden_and_positions", "positions"] = "hidden_and_positions"
     """First queries of the decoder: hidden states plus positions, as in the released code and weights, or positions
     alone, as printed in the paper (He et al. 2021, section 3.2)."""
@@ -156,7 +156,7 @@ class MaskDecoderConfig(HeadConfig):
 
 
 class NextTokenConfig(HeadConfig):
-    """Scores over the vocabulary for the token that comes next."""
+    """Scores over the vocabulary for the next token."""
 
     kind: Literal["next_token"] = "next_token"
     has_bias: bool = False
@@ -166,7 +166,7 @@ class NextTokenConfig(HeadConfig):
 
 
 class MaskedTokens(nn.Module):
-    """Transform, then the product with the embedding table, which the caller hands in: the weights are tied by use."""
+    """Transform, then product with the embedding table, which the caller passes in (tied weights)."""
 
     def __init__(
         self,
@@ -185,28 +185,28 @@ class MaskedTokens(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
-        """The scores of every token of the vocabulary.
+        """Return the scores over the vocabulary.
 
         Shape: hidden (…, width), table (vocabulary, embedding width) -> (…, vocabulary). On a GPU the last axis is
-        rounded up to a multiple of 64, the extra scores being -inf: the matrix units want aligned rows.
+        padded to a multiple of 64 with scores of -inf, because tensor cores need aligned rows.
         """
         return token_scores(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias)
 
 
 class NextToken(nn.Module):
-    """The product with the embedding table, which the caller hands in."""
+    """Product with the embedding table, which the caller passes in."""
 
     def __init__(self, vocabulary: int | None) -> None:
         super().__init__()
         self.bias = None if vocabulary is None else nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
-        """The scores of every token of the vocabulary, as those of `MaskedTokens`."""
+        """Return the scores over the vocabulary, shaped as in `MaskedTokens`."""
         return token_scores(hidden, table, self.bias)
 
 
 class Pooler(nn.Module):
-    """A linear layer on the first token's state, and an activation."""
+    """A linear layer on the first token's hidden state, then an activation."""
 
     def __init__(self, width: int, activation: Activation) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Pooler(nn.Module):
 
 
 class ReplacedTokens(nn.Module):
-    """One score for every token: above 0 means "replaced"."""
+    """One score per token: above 0 means "replaced"."""
 
     def __init__(self, width: int, activation: Activation, epsilon: float | None) -> None:
         super().__init__()
@@ -228,22 +228,22 @@ class ReplacedTokens(nn.Module):
         self.score = ElasticLinear(width, 1)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout | None = None) -> Tensor:
-        """The scores, (batch, length) or (tokens,); a head that adds the first token's state needs the layout."""
+        """Return the scores, (batch, length) or (tokens,); `adds_first` needs the layout."""
         if self.norm is not None:
             if layout is None:
-                raise InputError("this replaced_tokens head adds the first token's state; give it the layout")
+                raise InputError("this replaced_tokens head has adds_first = true; pass it the layout")
             first = layout.first_tokens(hidden).index_select(0, layout.sequence_index(hidden[..., 0]).flatten())
-            hidden = self.norm(hidden + first.view_as(hidden))  # (tokens, width) -> as hidden lies
+            hidden = self.norm(hidden + first.view_as(hidden))  # (tokens, width) -> shape of hidden
         return self.score(ACTIVATIONS[self.activation](self.transform(hidden))).squeeze(-1)
 
 
 class TeacherWidthConfig(HeadConfig):
-    """One linear layer for the states of all layers; it stays behind when the training ends."""
+    """Linear projection of every layer's hidden states to the teacher's width; removed after training."""
 
     kind: Literal["teacher_width"] = "teacher_width"
     teacher: int = Field(gt=0)
     """The teacher's width."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> nn.Module:
-        # none of the model's own layers, so that it is not rounded where these are
+        # nn.Linear, not ElasticLinear: it must not be quantised with the model
         return nn.Linear(width, self.teacher)

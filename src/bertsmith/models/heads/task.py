@@ -1,4 +1,4 @@
-"""The heads of tasks: one answer for a sequence, one for every token, the ends of a span, a vector."""
+"""Task heads: sequence classifier, tagger, span extractor and embedder."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,35 +16,35 @@ from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeature
 
 
 class TaskHeadConfig(HeadConfig):
-    """The settings that the heads of all tasks have."""
+    """Settings of every task head."""
 
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Before the last linear layer."""
+    """Dropout before the last linear layer."""
     features: FeaturesConfig = FeaturesConfig()
-    """Which states it reads."""
+    """Hidden states that the head reads."""
     recurrent: RecurrentConfig | None = None
-    """A BiLSTM between those states and the rest of the head."""
+    """A BiLSTM between those hidden states and the rest of the head."""
 
     def reader(self, width: int) -> LayerFeatures:
-        """The part that makes one state per token of those the head reads."""
+        """Return the module that combines the hidden states into one vector per token."""
         return LayerFeatures(width, self.features, self.recurrent)
 
 
 class SequenceHeadConfig(TaskHeadConfig):
-    """The settings of heads that say something of a whole sequence."""
+    """Settings of heads with one output per sequence."""
 
     pooling: Literal["pooler", "first", "mean"] = "first"
-    """The vector of a sequence: that of the model's pooler, the first token's state, or the mean of all."""
+    """Vector of a sequence: the pooler's output, the first token's hidden state, or the mean of all tokens."""
 
 
 class ClassifierConfig(SequenceHeadConfig):
-    """One score per label for a sequence; a single label makes it a regression, or scores one of several choices."""
+    """One score per label for a sequence; a single label is for regression or scoring one of several choices."""
 
     kind: Literal["classifier"] = "classifier"
     labels: tuple[str, ...] = Field(min_length=1)
-    """The names of the outputs."""
+    """Names of the outputs."""
     hidden: Activation | None = None
-    """The activation of a layer between that vector and the scores; None for no such layer."""
+    """Activation of a hidden layer between that vector and the scores; None for no hidden layer."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Classifier":
         return Classifier(self.reader(width), len(self.labels), self.pooling, self.hidden, self.dropout)
@@ -61,7 +61,7 @@ class TaggerConfig(TaskHeadConfig):
 
 
 class SpansConfig(TaskHeadConfig):
-    """Two scores for every token: does the answer begin here, does it end here."""
+    """Two scores for every token: whether the answer starts and whether it ends there."""
 
     kind: Literal["spans"] = "spans"
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -71,13 +71,13 @@ class SpansConfig(TaskHeadConfig):
 
 
 class EmbedderConfig(SequenceHeadConfig):
-    """One vector for a sequence, to be compared with others; without a projection it has no weights of its own."""
+    """One vector per sequence for similarity; without a projection the head has no weights."""
 
     kind: Literal["embedder"] = "embedder"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     pooling: Literal["pooler", "first", "mean"] = "mean"
     projection: int | None = Field(default=None, gt=0)
-    """A learned map of that vector to so many numbers, for an encoder that must stay as it is; None for none."""
+    """Width of a learned projection of that vector, for a frozen encoder; None for no projection."""
     is_normalised: bool = True
     """Whether vectors have length 1."""
 
@@ -94,10 +94,10 @@ TASK_HEADS: dict[str, type[HeadConfig]] = {
 
 
 class TaskHead(nn.Module, ABC):
-    """Reads the states of an encoder's layers; `layers` says of how many, the last ones."""
+    """Reads the hidden states of the encoder's last `layers` layers."""
 
     is_for_tokens = False
-    """Whether it says something of every token, not of whole sequences."""
+    """Whether it has outputs for every token, not for whole sequences."""
 
     def __init__(self, features: LayerFeatures) -> None:
         super().__init__()
@@ -111,15 +111,15 @@ class TaskHead(nn.Module, ABC):
     def forward(
         self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
     ) -> Tensor:
-        """What the head says; `pooler` is the model's own, if it has one.
+        """Return the outputs; `pooler` is the model's pooler, if it has one.
 
-        Shape: hidden_states (batch, length, width) or (tokens, width) each -> (batch, outputs) by sequence heads,
-        (batch, length, outputs) or (tokens, outputs) from those for tokens.
+        Shape: hidden_states (batch, length, width) or (tokens, width) each -> (batch, outputs) from sequence heads,
+        (batch, length, outputs) or (tokens, outputs) from token heads.
         """
 
 
 class Classifier(TaskHead):
-    """A sequence's vector, a layer of its own if the config says so, dropout, scores."""
+    """Pooled vector, optional hidden layer, dropout, scores."""
 
     def __init__(
         self, features: LayerFeatures, labels: int, pooling: str, hidden: Activation | None, dropout: float
@@ -157,7 +157,7 @@ class Tagger(TaskHead):
 
 
 class Embedder(TaskHead):
-    """A sequence's vector."""
+    """Pooled vector, optional projection and normalisation."""
 
     def __init__(self, features: LayerFeatures, pooling: str, projection: int | None, *, is_normalised: bool) -> None:
         super().__init__(features)
@@ -175,13 +175,13 @@ class Embedder(TaskHead):
 
 
 def pooled(hidden_states: Tensor, layout: SequenceLayout, pooling: str, pooler: nn.Module | None) -> Tensor:
-    """One vector per sequence: (batch, width)."""
+    """Return one vector per sequence: (batch, width)."""
     if pooling == "mean":
         return layout.means(hidden_states)
     first = layout.first_tokens(hidden_states)
     if pooling == "first":
         return first
     if pooler is None:
-        raise InputError("pooling is 'pooler' and the model has no such head; allowed: first, mean")
+        raise InputError("pooling is 'pooler', but the model has no pooler head; allowed: first, mean")
     vectors: Tensor = pooler(first)
     return vectors

@@ -1,4 +1,4 @@
-"""Learn from another model: what a student says and goes through, against a teacher. The table of terms."""
+"""Knowledge distillation: loss terms between the outputs and hidden states of a student and its teacher."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The contract of a term: one loss between a student and its teacher over a batch."""
+"""The base of distillation terms: one loss between a student and its teacher over a batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,123 +19,126 @@ from bertsmith.settings import Record
 
 @dataclass(frozen=True)
 class Pair:
-    """A student and its teacher after the same batch."""
+    """Outputs of a student and its teacher for the same batch."""
 
     task: Supervised
     batch: TaskBatch
     student: EncoderOutput
     teacher: EncoderOutput | None
-    """None where no term needs it."""
+    """None if no term needs it."""
     counterparts: tuple[int, ...]
     """For each of the student's hidden states, embedding first, the index of the teacher's that it is compared with."""
     layers: tuple[int, ...] = ()
-    """For each layer of the student the teacher's that it is to be like, counted from 0; empty for the layers that the
-    counterparts leave."""
+    """For each layer of the student the index of the teacher's layer it is compared with; empty to derive them from
+    `counterparts`."""
     widen: Callable[[Tensor], Tensor] | None = None
-    """What makes the student's states as wide as the teacher's; None where they are."""
+    """Projects the student's hidden states to the teacher's width; None if they are equal."""
 
     @property
     def teacher_output(self) -> EncoderOutput:
-        """The teacher, which a term needs that asks for it."""
-        assert self.teacher is not None, "a term that needs a teacher has one"
+        """The teacher's output, for terms with `needs_teacher`."""
+        assert self.teacher is not None, "the term has needs_teacher"
         return self.teacher
 
-    def layer_like(self, index: int) -> int:
-        """The teacher's layer that one of the student's is to be like, both counted from 0."""
+    def teacher_layer(self, index: int) -> int:
+        """Return the index of the teacher's layer that a student's layer is compared with."""
         return self.layers[index] if self.layers else self.counterparts[index + 1] - 1
 
     def states(self, number: int) -> tuple[Tensor, Tensor]:
-        """State `number` of the student, as wide as the teacher's, and the one it is to be like, as they lie.
+        """Return hidden states `number` of the student, projected to the teacher's width, and the teacher's.
 
-        Both past the final norm of their network, where it has one (norms first): raw ones would be compared by how
-        far each layer's stream has grown, and the last layers would outweigh all other terms.
+        Both pass the final norm of their network, if it has one: in pre-norm networks raw hidden states grow with
+        depth, and the last layers would outweigh all other terms.
         """
-        own = self.student.normalised(self._known(number, len(self.student.hidden_states) - 1))
-        like = self.teacher_output.normalised(self.counterparts[number]).detach()
-        if own.shape[-1] == like.shape[-1]:
-            return wide(own), wide(like)
+        self._check_number(number)
+        own = self.student.normalised(number)
+        target = self.teacher_output.normalised(self.counterparts[number]).detach()
+        if own.shape[-1] == target.shape[-1]:
+            return wide(own), wide(target)
         if self.widen is None:
-            widths = f"{own.shape[-1]} wide and the teacher's {like.shape[-1]}"
-            raise InputError(f"the student's states are {widths}; give the student a teacher_width head")
-        return wide(self.widen(own)), wide(like)
+            widths = f"{own.shape[-1]} wide and the teacher's {target.shape[-1]}"
+            raise InputError(f"the student's hidden states are {widths}; give the student a teacher_width head")
+        return wide(self.widen(own)), wide(target)
 
     def real_states(self, number: int) -> tuple[Tensor, Tensor]:
-        """Likewise at real tokens only, (real tokens, width)."""
-        own, like = self.states(number)
-        return real_states(own, self.batch), real_states(like, self.batch)
+        """Return `states` at real tokens only, (real tokens, width)."""
+        own, target = self.states(number)
+        return real_states(own, self.batch), real_states(target, self.batch)
 
     def first_states(self, number: int) -> tuple[Tensor, Tensor]:
-        """Likewise at the first tokens of real sequences, (sequences, width)."""
-        own, like = (self.batch.layout.first_tokens(states) for states in self.states(number))
+        """Return `states` at the first tokens of real sequences, (sequences, width)."""
+        own, target = (self.batch.layout.first_tokens(states) for states in self.states(number))
         is_real = real_sequences(self.batch)
-        return own[is_real], like[is_real]
+        return own[is_real], target[is_real]
 
-    def _known(self, number: int, last: int) -> int:
+    def _check_number(self, number: int) -> None:
+        last = len(self.student.hidden_states) - 1
         if not 0 <= number <= last:
-            raise InputError(f"a term's layers name {number}; allowed: 0, the embedding, to {last}, the student's last")
-        return number
+            raise InputError(f"layers of a term has {number}; allowed: 0 (the embedding) to {last} (the last layer)")
 
 
 class DistillationTerm(Record, ABC):
-    """The settings of a loss and how it is computed; `kind` is its name in the table of terms."""
+    """Settings and computation of one loss; `kind` is its name in the table of terms."""
 
     kind: str
     weight: float = Field(default=1.0, gt=0)
-    """How much its mean counts in the loss."""
+    """Weight of its mean in the total loss."""
     metrics: ClassVar[tuple[str, ...]] = ()
-    """What else is reported of it."""
+    """Names of its metrics in the log."""
     needs_teacher: ClassVar[bool] = True
     reads_outputs: ClassVar[bool] = False
-    """Whether it looks at what the heads say, so that these learn from it."""
+    """Whether it depends on the outputs of the heads, so that it trains them."""
     compares_states: ClassVar[bool] = False
-    """Whether the states of both must be of one width."""
+    """Whether it needs hidden states of equal width."""
 
     @abstractmethod
     def sums(self, pair: Pair) -> Sums:
-        """The loss, summed over what `count` counts, in at least float32."""
+        """Return the loss, summed over the targets that `count` counts, in at least float32."""
 
     def count(self, task: Supervised, batch: TaskBatch) -> Tensor:
-        """What the loss is a mean over: real tokens, unless a term says otherwise."""
+        """Return the number of targets that the loss is averaged over; by default real tokens."""
         return torch.tensor(batch.real_tokens, device=batch.tokens.device)
 
 
 def real_states(states: Tensor, batch: TaskBatch) -> Tensor:
-    """The states of real tokens: (batch, length, width) or (tokens, width) -> (real tokens, width)."""
+    """Select the hidden states of real tokens: (batch, length, width) or (tokens, width) -> (real tokens, width)."""
     is_token = batch.layout.is_token
     if batch.layout.is_packed:
-        return states[: batch.real_tokens]  # filling stands at the end
+        return states[: batch.real_tokens]  # padding is at the end
     return states.flatten(0, 1) if is_token is None else states[is_token]
 
 
 def real_sequences(batch: TaskBatch) -> Tensor:
-    """Which sequences hold text, (batch,): a packed batch may end in filling or in empty sequences."""
+    """Return True for sequences with text, (batch,): a packed batch may end in padding or empty sequences."""
     layout = batch.layout
     is_real = layout.lengths(batch.tokens.device) > 0
     return is_real if layout.starts is None else is_real & (layout.starts[:-1] < batch.real_tokens)
 
 
 def real_rows(batch: TaskBatch) -> Tensor:
-    """Which places of padded rows hold text, (batch, longest)."""
+    """Return True at the real tokens of padded rows, (batch, max_length)."""
     layout = batch.layout
     lengths = torch.where(real_sequences(batch), layout.lengths(batch.tokens.device), 0)
     return torch.arange(layout.max_length, device=batch.tokens.device) < lengths[:, None]
 
 
-def added(losses: list[Tensor]) -> Tensor:
-    """The sum of some losses, of which there is at least one."""
+def sum_losses(losses: list[Tensor]) -> Tensor:
+    """Return the sum of one or more losses."""
     return torch.stack(losses).sum()
 
 
 LayerMap = Literal["uniform", "skip", "last"] | tuple[int, ...]
-"""A rule, or for each layer of the student the number of the teacher's, from 1.
+"""A rule, or for each layer of the student the number of the teacher's layer, from 1.
 
-"uniform": layer m is like m · L_T / L_S, rounded down (Jiao et al. 2020). "skip": every ⌊L_T / L_S⌋-th layer, the last
-like the last (Sun et al. 2019, PKD-Skip). "last": the topmost layers (PKD-Last).
+"uniform": layer m learns from layer ⌊m · L_T / L_S⌋ (Jiao et al. 2020). "skip": every ⌊L_T / L_S⌋-th layer, and the
+last from the last (Sun et al. 2019, PKD-Skip). "last": the topmost layers (PKD-Last).
 """
 
 
 def counterparts(layer_map: LayerMap, student: int, teacher: int) -> tuple[int, ...]:
-    """For each state of a student of so many layers, embedding first, that of its teacher; raises InputError.
+    """Return for each of the student's hidden states, embedding first, the index of the teacher's.
+
+    `student` and `teacher` are numbers of layers.
 
     >>> counterparts("uniform", 4, 12)
     (0, 3, 6, 9, 12)
@@ -151,7 +154,7 @@ def counterparts(layer_map: LayerMap, student: int, teacher: int) -> tuple[int, 
         return (0, *layer_map)
     if student > teacher:
         raise InputError(
-            f"the student has {student} layers and its teacher {teacher}; allowed: as many or fewer, or "
+            f"the student has {student} layers and its teacher {teacher}; allowed: at most as many, or "
             "distillation.layers as a list"
         )
     if layer_map == "last":

@@ -1,4 +1,4 @@
-"""Pre-training with a teacher: both guess the same masked tokens (Sanh et al. 2019, DistilBERT)."""
+"""Pre-training with a teacher: both predict the same masked tokens (Sanh et al. 2019, DistilBERT)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from bertsmith.models.encoder import EncoderInputs, EncoderOutput, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Portion, Sums, Term, class_sums
 from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, Pair
-from bertsmith.objectives.distillation.objective import Distillation, Lesson, named
+from bertsmith.objectives.distillation.objective import Distillation, DistillationBatch, name_terms
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.supervised import Supervised
 
@@ -24,7 +24,7 @@ MASKED_TOKENS = "masked_tokens"
 
 @dataclass(frozen=True)
 class MaskedTask(Supervised):
-    """Masked tokens as a task: outputs are scores at `places`, of which those without a target are no beliefs."""
+    """Masked language modelling as a task: outputs are scores at "positions", targets are "tokens"."""
 
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
@@ -43,10 +43,10 @@ class MaskedTask(Supervised):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedDistillation(Distillation):
-    """Losses between a student and its teacher over corrupted text, the masks being the same for both.
+    """Losses between a student and its teacher over the same corrupted text.
 
-    The term "masked_tokens" is the usual one. Without a loss on labels it has no weight and is reported only; then, or
-    where the teacher's scores are not asked for either, the head over the vocabulary learns nothing.
+    The term "masked_tokens" is the ordinary MLM loss. Without a "labels" term its weight is 0 and it is only logged;
+    without an "outputs" term as well, the head over the vocabulary is not trained.
     """
 
     masked: MaskedLM
@@ -56,9 +56,9 @@ class MaskedDistillation(Distillation):
     def of(
         cls, masked: MaskedLM, terms: Sequence[DistillationTerm], teacher: Model, layer_map: LayerMap
     ) -> "MaskedDistillation":
-        """The objective for some terms, those on labels being the weight of the usual one."""
+        """Return the objective for some terms; the weights of "labels" terms weight the MLM loss."""
         weight = sum(term.weight for term in terms if term.kind == "labels")
-        others = named([term for term in terms if term.kind != "labels"])
+        others = name_terms([term for term in terms if term.kind != "labels"])
         return cls(
             MaskedTask(), others, teacher=teacher, layer_map=layer_map, masked=masked, label_weight=float(weight)
         )
@@ -68,18 +68,18 @@ class MaskedDistillation(Distillation):
         return {MASKED_TOKENS: Term(("accuracy",), self.label_weight), **super().terms}
 
     def to(self, device: torch.device | str) -> "MaskedDistillation":
-        moved = super().to(device)
-        assert isinstance(moved, MaskedDistillation)
-        return replace(moved, masked=self.masked.to(device))
+        objective = super().to(device)
+        assert isinstance(objective, MaskedDistillation)
+        return replace(objective, masked=self.masked.to(device))
 
-    def prepare(self, batch: TokenBatch, seed: int) -> Lesson:  # type: ignore[override]
+    def prepare(self, batch: TokenBatch, seed: int) -> DistillationBatch:  # type: ignore[override]
         prepared = self.masked.prepare(batch, seed)
         corrupted = prepared.corrupted
         targets = {"positions": corrupted.positions, "tokens": corrupted.targets}
-        given = TaskBatch(corrupted.tokens, batch.layout, batch.types, batch.sample, targets, batch.real_tokens)
-        return super().prepare(given, seed)
+        task_batch = TaskBatch(corrupted.tokens, batch.layout, batch.types, batch.sample, targets, batch.real_tokens)
+        return super().prepare(task_batch, seed)
 
-    def counts(self, prepared: Lesson) -> dict[str, Tensor]:
+    def counts(self, prepared: DistillationBatch) -> dict[str, Tensor]:
         return {MASKED_TOKENS: self.task.count(prepared.batch), **super().counts(prepared)}
 
     def for_evaluation(self) -> MaskedLM:  # type: ignore[override]
@@ -95,11 +95,11 @@ class MaskedDistillation(Distillation):
             return model.run(inputs, want)
         output = model.run(inputs, replace(want, masked_positions=batch.targets["positions"]))
         scores = model.head(MASKED_TOKENS)(output.masked_states, model.token_table)
-        # tables may have more rows than there are tokens, and not the same number of them
+        # token tables may have more rows than the vocabulary, and student and teacher may differ in them
         return replace(output, task=scores[:, : self.masked.vocabulary.size])
 
     def sums(self, pair: Pair) -> dict[str, Sums]:
-        # with its weight of 0 it gives the weights that no other term asks for the gradient of nothing
+        # even with weight 0 it gives zero gradients to weights that no other term uses, as DDP requires
         return {
             MASKED_TOKENS: self.task.sums(pair.student.outputs, pair.batch),
             **{name: term.sums(pair) for name, term in self.terms_by_name.items()},

@@ -66,5 +66,5 @@ def test_first_difference(name: str, path: str, value: Any, difference: str) -> 
 def test_tensor_without_a_name_is_not_exported(tmp_path: Path) -> None:
     model = bertsmith.build(preset("bert-tiny", **SIZE))
     model.heads["odd"] = nn.Linear(2, 2)
-    with pytest.raises(InputError, match=r"a Hugging Face bert has no place for 'heads\.odd\.bias'"):
+    with pytest.raises(InputError, match=r"a Hugging Face bert has no tensor for 'heads\.odd\.bias'"):
         bertsmith.export(model, tmp_path / "hf", native="always")

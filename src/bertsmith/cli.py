@@ -23,7 +23,7 @@ COMMANDS = {
     "convert": ("bertsmith.runs.convert:convert_model", "Replace full attention by FAVOR+ (Performer), or back."),
     "inspect": ("bertsmith.runs.inspect:inspect", "Visualise the attention of a model."),
     "import": ("bertsmith.runs.exchange:import_model", "Convert a Hugging Face model folder to Bertsmith's format."),
-    "export": ("bertsmith.runs.exchange:export_model", "Export a model to Hugging Face transformers or ONNX Runtime."),
+    "export": ("bertsmith.runs.exchange:export_model", "Export a model to Hugging Face transformers, ONNX or int8."),
     "serve": ("bertsmith.runs.serve:serve", "Serve models over HTTP."),
 }
 """Function and one-line summary of every command. The function is imported only when its command is called."""

@@ -112,11 +112,12 @@ class ModelSource(Record):
         config = preset(self.preset, **{"vocabulary": vocabulary, **sizes})
         return config if self.sparse is None else with_sparse_attention(config, self.sparse)
 
-    def load(self) -> Model:
-        """Load the folder's encoder in float32, with the overridden settings, cut to the subnet."""
+    def load(self, *, allows_decoder: bool = False) -> Model:
+        """Load the folder's model in float32, with the overridden settings, cut to the subnet."""
         assert self.folder is not None
         model = load(self.folder).float()
-        check_encoder(model.config, self.folder)
+        if not allows_decoder:
+            check_encoder(model.config, self.folder)
         return self.with_overrides(model)
 
     def with_overrides(self, model: Model) -> Model:

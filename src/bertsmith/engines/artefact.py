@@ -7,7 +7,7 @@ import torch
 
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
-from bertsmith.engines.base import Artefact, Engine, Inputs, Runner
+from bertsmith.engines.base import Artefact, Engine, Runner, Sample
 from bertsmith.engines.exit_runner import with_exits
 from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.torch_engine import CompiledEngine, TorchEngine
@@ -19,7 +19,7 @@ ARTEFACT_FILE = "artefact.json"
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (TorchEngine(), CompiledEngine(), OnnxEngine())}
 
 
-def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequence[Inputs] = ()) -> None:
+def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequence[Sample] = ()) -> None:
     """Write a model into an existing folder for an engine and a precision."""
     check_artefact(artefact)
     ENGINES[artefact.engine].write(model, folder, artefact.precision, samples)

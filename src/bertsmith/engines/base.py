@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bertsmith.answers.chart import SpanWeights
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.pairs import PairBatch
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs
@@ -105,6 +106,10 @@ class Inputs(NamedTuple):
     types: Tensor | None = None
 
 
+Sample = Inputs | PairBatch
+"""A batch that calibrates activation ranges; pairs of texts for translation models."""
+
+
 class Engine(ABC):
     """A program that runs models; `ENGINES` in engines/artefact.py lists them."""
 
@@ -116,7 +121,7 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Sample] = ()) -> None:
         """Write the model into an existing folder; `samples` calibrate activations."""
 
     @abstractmethod

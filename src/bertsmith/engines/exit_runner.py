@@ -1,7 +1,7 @@
 """Run a model with early exits: every item is answered by the first exit that is confident enough."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,10 +11,13 @@ from bertsmith.answers.chart import SpanWeights
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.adaptive_depth import BlockCounts, adaptive_steps, decoder_exits_config
 from bertsmith.models.encoder import EncoderInputs
 from bertsmith.models.exiting import EarlyAnswers, answer_early, exit_outputs, exits_config
+from bertsmith.models.heads.decoder_exits import DepthRule
 from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -134,6 +137,35 @@ class ExitRunner(ModelRunner):
         return answers
 
 
+class AdaptiveTranslator(ModelRunner):
+    """Translate with the exits of a decoder and count the computed blocks of the last call of `translate`."""
+
+    has_early_exits = True
+
+    def __init__(self, model: Seq2Seq, rule: DepthRule) -> None:
+        super().__init__(model)
+        decoder_exits_config(model).check_rule(rule)
+        self.translator, self.rule, self.counts = model, rule, BlockCounts()
+
+    @property
+    def mean_layers(self) -> float | None:  # type: ignore[override]
+        """Mean number of decoder blocks per token; None before the first text."""
+        return self.counts.mean
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        batch_size: int = 32,
+        progress: Callable[[int], None] = lambda texts: None,
+    ) -> list[str]:
+        """Return one text for each text; see `Seq2Seq.translate`."""
+        self.counts = BlockCounts()
+        begin = adaptive_steps(self.translator, self.rule, self.counts)
+        return self.translator.translate(texts, config, batch_size=batch_size, progress=progress, begin=begin)
+
+
 class AllExits(ModelRunner):
     """Return the concatenated outputs of every exit, the task head last: (sequences, exits × outputs)."""
 
@@ -151,5 +183,8 @@ class AllExits(ModelRunner):
 
 def with_exits(model: Model) -> Runner:
     """Return a runner that uses the model's exits, or the model itself if it has no exits or no exit rule."""
+    if isinstance(model, Seq2Seq):
+        depth_rule = decoder_exits_config(model).rule if "decoder_exits" in model.heads else None
+        return model if depth_rule is None else AdaptiveTranslator(model, depth_rule)
     rule = exits_config(model).rule if "exits" in model.heads else None
     return model if rule is None else ExitRunner(model, rule)

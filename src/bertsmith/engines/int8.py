@@ -1,7 +1,8 @@
 """8-bit models: quantise, write and open models whose matrices are int8 codes."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -11,15 +12,19 @@ from torch.nn.functional import embedding, linear
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_tensors
 from bertsmith.checkpoint.store import read_config, write_model
-from bertsmith.engines.base import Inputs, Precision
+from bertsmith.data.pairs import PairBatch
+from bertsmith.engines.base import Inputs, Precision, Sample
 from bertsmith.errors import InputError
+from bertsmith.layers.context import Memory
 from bertsmith.layers.embedding import Embedding, TokenRows
 from bertsmith.layers.linear import ALL_UNITS, ElasticLinear, GroupedLinear, LinearLayer, WeightSlice
 from bertsmith.layers.quantised import (
+    FLOAT,
     QuantisationConfig,
     QuantisedGroupedLinear,
     QuantisedLinear,
     QuantisedRows,
+    RangeKind,
     Ranges,
     WeightRounding,
     codes_of,
@@ -29,6 +34,7 @@ from bertsmith.layers.quantised import (
 from bertsmith.models.build import assemble
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import measuring, multiplies_no_states, quantised, swap
+from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.text.tokenizer import Tokenizer
 
 Activations = Literal["float", "token", "measured"]
@@ -37,6 +43,8 @@ Activations = Literal["float", "token", "measured"]
 BY_ROW = WeightRounding(QuantisationConfig(weight_ranges="row"), 8)
 """Weight quantisation of models that were trained without it."""
 _BITS = 8
+BEAM_SAMPLES = 32
+"""Sentences of the samples that calibration translates by beam search."""
 
 
 def quantise_rows(rows: Tensor, rounding: WeightRounding) -> tuple[Tensor, Tensor]:
@@ -88,6 +96,9 @@ class Int8Linear(LinearLayer):
         outputs = self.entering(hidden, codes, use).mul_(steps)  # in place: allocating costs as much as the product
         outputs = outputs if bias is None else outputs.add_(bias)
         return outputs if self.leaving is None else self.leaving(outputs, use, parts)
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        return self.steps.new_zeros(shape)
 
 
 class Int8GroupedLinear(LinearLayer):
@@ -141,6 +152,8 @@ class ActivationProduct(nn.Module):
         """Multiply: (…, inputs), (outputs, inputs) -> (…, outputs)."""
         if self.activations == "float":
             return linear(hidden, weights.to(hidden.dtype))
+        if self.limits is not None and self.limits[use] == FLOAT:
+            return linear(hidden, weights.to(hidden.dtype))
         flat = hidden.flatten(0, -2)
         limit = flat.abs().amax(-1, keepdim=True) if self.limits is None else self.limits[use]
         step = step_of(limit, self.bits)
@@ -154,17 +167,25 @@ class Int8Rows(TokenRows):
     codes: Tensor
     steps: Tensor
 
-    def __init__(self, table: Tensor, rounding: WeightRounding) -> None:
+    def __init__(self, table: Tensor, rounding: WeightRounding, product: "ActivationProduct | None" = None) -> None:
         super().__init__()
         codes, steps = quantise_rows(table, rounding)
         self.register_buffer("codes", codes)
         self.register_buffer("steps", steps[:, None])
+        self.entering = product
 
     def forward(self, tokens: Tensor, table: Tensor | None) -> Tensor:
         return embedding(tokens, self.codes) * embedding(tokens, self.steps)
 
     def whole(self, table: Tensor | None) -> Tensor:
         return self.codes * self.steps
+
+    def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """Multiply the codes, where hidden states have some: widening the table in every step would cost more."""
+        if self.entering is None:
+            return super().scores(hidden, table, bias)
+        scores = self.entering(hidden, self.codes).mul_(self.steps[:, 0])
+        return scores if bias is None else scores.add_(bias)
 
 
 def _require_whole(used: WeightSlice) -> None:
@@ -177,16 +198,16 @@ ACTIVATIONS: dict[Precision, Activations] = {"int8_weights": "float", "int8": "t
 
 
 @torch.no_grad()
-def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = ()) -> Model:
+def int8_model(model: Model, precision: Precision, samples: Sequence[Sample] = ()) -> Model:
     """Return an int8 copy of a model on the CPU; a model trained with quantisation keeps its ranges.
 
     For int8_static, a model without ranges is calibrated on the samples.
     """
-    if model.config.generator is not None or model.config.decoder is not None:
-        raise InputError(f"precision is {precision!r}, but the model has a generator or a decoder; allowed: float32")
+    if model.config.generator is not None:
+        raise InputError(f"precision is {precision!r}, but the model has a generator; allowed: float32")
     activations = ACTIVATIONS[precision]
     if activations == "measured" and model.config.quantisation is None:
-        model = _calibrate(model, samples)
+        model = calibrate(model, samples)
     small = copy.deepcopy(model).to("cpu", torch.float32)
 
     def quantise(name: str, parent: nn.Module, module: nn.Module) -> nn.Module:
@@ -196,14 +217,18 @@ def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = (
             return Int8GroupedLinear(module, activations)
         if isinstance(module, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
             table, parent.token_table = parent.token_table, None
-            return Int8Rows(table, module.rounding if isinstance(module, QuantisedRows) else BY_ROW)
+            rounding, ranges = BY_ROW, None
+            if isinstance(module, QuantisedRows):
+                rounding, ranges = module.rounding, module.scored
+            is_scored = name == model.config.scored_rows
+            return Int8Rows(table, rounding, ActivationProduct(activations, ranges) if is_scored else None)
         return module
 
     swap(small, quantise)
     return small.eval().requires_grad_(False)
 
 
-def write_int8(model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+def write_int8(model: Model, folder: Path, precision: Precision, samples: Sequence[Sample] = ()) -> None:
     """Write codes, steps and the remaining floating-point tensors into an existing folder."""
     small = int8_model(model, precision, samples)
     for name, module in small.named_modules():
@@ -227,11 +252,47 @@ def open_int8(folder: Path, precision: Precision) -> Model:
     return model
 
 
-def _calibrate(model: Model, samples: Sequence[Inputs]) -> Model:
+@torch.no_grad()
+def calibrate(model: Model, samples: Sequence[Sample], kind: RangeKind = "mean_max") -> Model:
+    """Return a copy of a model on the CPU that rounds activations by ranges measured on samples (models/quantise.py).
+
+    A translation model sees the pairs with the right target so far, then translates some of the sources by beam
+    search: ranges of teacher forcing alone are too narrow for a beam that goes astray.
+    """
     if not samples:
         raise InputError("precision is 'int8_static', which needs samples to calibrate activation ranges; pass samples")
     calibrated = quantised(model, QuantisationConfig(weight_ranges="row")).cpu()  # samples are on the CPU
-    with measuring(calibrated):
+    with measuring(calibrated, kind):
         for sample in samples:
-            calibrated.outputs(sample.tokens, sample.layout, sample.types)
+            if isinstance(sample, Inputs):
+                calibrated.outputs(sample.tokens, sample.layout, sample.types)
+            else:
+                _run_pairs(calibrated, sample)
+        if isinstance(calibrated, Seq2Seq):
+            pairs = [sample for sample in samples if isinstance(sample, PairBatch)]
+            for source in islice(_sources(pairs), BEAM_SAMPLES):
+                calibrated.generate(source[None])  # alone: no padding enters the ranges
     return calibrated
+
+
+def _run_pairs(model: Model, batch: PairBatch) -> None:
+    if not isinstance(model, Seq2Seq):
+        raise InputError("samples are pairs of texts, but the model has no decoder; pass inputs of the encoder")
+    if not (batch.source_layout.is_packed and batch.target_layout.is_packed):
+        raise InputError("samples are padded, and padding would widen activation ranges; pass packed pairs")
+    memory = Memory(model.encoder(batch.source, batch.source_layout), batch.source_layout)
+    model.scores(model.decode(batch.target, batch.target_layout, memory))
+
+
+def _sources(pairs: Sequence[PairBatch]) -> Iterator[Tensor]:
+    for batch in pairs:
+        yield from batch.source.split(batch.source_layout.lengths().tolist())
+
+
+def float_inputs(model: Model) -> list[str]:
+    """Return the names of linear layers whose inputs stay in floating point, because their values are too sparse."""
+    return sorted(
+        name.rpartition(".")[0]
+        for name, module in model.named_modules()
+        if isinstance(module, Ranges) and not name.endswith(".leaving") and bool((module.limits == FLOAT).any())
+    )

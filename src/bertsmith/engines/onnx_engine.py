@@ -19,7 +19,7 @@ from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.checkpoint.store import read_config
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.engines.base import Engine, Inputs, Precision
+from bertsmith.engines.base import Engine, Inputs, Precision, Sample
 from bertsmith.engines.onnx_graph import (
     OPSET,
     HeadChoice,
@@ -60,7 +60,7 @@ class OnnxEngine(Engine):
         model: Model,
         folder: Path,
         precision: Precision,
-        samples: Sequence[Inputs] = (),
+        samples: Sequence[Sample] = (),
         *,
         head: HeadChoice = "auto",
     ) -> None:
@@ -76,7 +76,8 @@ class OnnxEngine(Engine):
         output_head = graph_head(model.config, head)
         with TemporaryDirectory(dir=folder, prefix=".onnx-") as name, torch.no_grad():
             new = Path(name)
-            self._write(_as_float32(model), new, precision, samples, output_head)
+            inputs = [sample for sample in samples if isinstance(sample, Inputs)]
+            self._write(_as_float32(model), new, precision, inputs, output_head)
             for path in sorted(new.iterdir()):
                 path.replace(folder / path.name)
 

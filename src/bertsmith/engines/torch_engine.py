@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from bertsmith.checkpoint.store import load, write_model
-from bertsmith.engines.base import Engine, Inputs, Precision
+from bertsmith.engines.base import Engine, Precision, Sample
 from bertsmith.engines.int8 import ACTIVATIONS, open_int8, write_int8
 from bertsmith.layers.block import Block
 from bertsmith.models.model import Model
@@ -22,7 +22,7 @@ class TorchEngine(Engine):
     name = "torch"
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16", *ACTIVATIONS)
 
-    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Sample] = ()) -> None:
         if precision in ACTIVATIONS:
             write_int8(model, folder, precision, samples)
             return

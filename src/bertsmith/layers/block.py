@@ -150,6 +150,11 @@ class Block(nn.Module):
             hidden = self._add_residual(hidden, mixed, norm, context)
         return self._apply_sublayer(hidden, self.feedforward, self.feedforward_norm, context), (state, cross_state)
 
+    def absorb(self, hidden: Tensor, states: tuple[State, State], context: ForwardContext) -> tuple[State, State]:
+        """Return the decoding states after a token that this block does not compute, from its input (batch, width)."""
+        (state, cross_state), mixer_context = states, self._mixer_context(context)
+        return self.mixer.absorb(self.mixer_input(hidden), state, mixer_context), cross_state
+
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         """Return the mixer's maps for the input of this block; names of a cross mixer's maps begin with "cross_"."""
         mixer_context, cross = self._mixer_context(context), self.cross_sublayer

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear, pad
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
@@ -64,6 +64,22 @@ class TokenRows(nn.Module):
         """Return the vectors of all tokens, (vocabulary, columns)."""
         assert table is not None, "an embedding without its own table needs the argument table"
         return table
+
+    def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """Return the product with the vectors of all tokens; see `token_scores`."""
+        return token_scores(hidden, self.whole(table), bias)
+
+
+def token_scores(hidden: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+    """Return hidden · tableᵀ + bias: (…, columns) -> (…, vocabulary).
+
+    On a GPU the last axis is rounded up to a multiple of 64, which the matrix units want; the extra scores are -inf.
+    """
+    bias = table.new_zeros(table.shape[0]) if bias is None else bias
+    missing = -table.shape[0] % 64 if table.is_cuda else 0
+    if missing:
+        table, bias = pad(table, (0, 0, 0, missing)), pad(bias, (0, missing), value=-torch.inf)
+    return linear(hidden, table, bias)
 
 
 class Embedding(nn.Module):

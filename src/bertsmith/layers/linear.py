@@ -35,6 +35,10 @@ class LinearLayer(nn.Module):
         """Project the hidden states by the used units: (…, inputs) -> (…, outputs)."""
         raise NotImplementedError
 
+    def new_zeros(self, *shape: int) -> Tensor:
+        """Return zeros with the dtype and device of the layer's floating-point numbers."""
+        raise NotImplementedError
+
 
 class ElasticLinear(LinearLayer):
     """A linear layer that can compute with its first units only.
@@ -82,6 +86,9 @@ class ElasticLinear(LinearLayer):
         if weight is self.weight and self.packed.serves(hidden, weight):
             return self.packed.product(hidden, weight, bias)
         return linear(hidden, weight, bias)
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        return self.weight.new_zeros(shape)
 
     def activated(self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None) -> Tensor:
         """Project by the first `keep_out` units and apply an activation, in one kernel where possible."""

@@ -6,6 +6,7 @@ the value (Zafrir et al. 2019, Q8BERT). docs/how-to/quantisation.md lists the qu
 
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class QuantisationConfig(Record):
     weight_bits: int = Field(default=8, ge=_BITS.start, lt=_BITS.stop)
     """Bits of the weights of all linear layers, including the model's head."""
     layer_bits: tuple[int, ...] | None = None
-    """Bits of the weights of each encoder layer, instead of one number for all (Q-BERT)."""
+    """Bits of the weights of each encoder layer, then of each decoder layer, instead of one number for all (Q-BERT)."""
     embedding_bits: int = Field(default=8, ge=_BITS.start, lt=_BITS.stop)
     """Bits of the token table."""
     activation_bits: int = Field(default=8, ge=_BITS.start, le=16)
@@ -117,6 +118,72 @@ class WeightRounding:
         return fake_quantise(rows, self.limits(rows), self.bits)
 
 
+RangeKind = Literal["mean_max", "kl"]
+FLOAT = -1.0
+"""Range of activations that stay in floating point on purpose; 0 stands for a range that was never measured."""
+
+
+class Histogram:
+    """Counts of |value| in equal bins; the range doubles when a larger value comes."""
+
+    BINS = 2048
+    SPARSE_BINS, SPARSE_SHARE = 0.01, 0.999
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(self.BINS)
+        self.limit = 0.0
+
+    def add(self, values: Tensor) -> None:
+        """Count some values."""
+        sizes = values.float().abs().flatten().cpu().numpy()
+        largest = float(sizes.max(initial=0.0))
+        self.limit = self.limit or largest
+        while largest > self.limit:
+            merged = self.counts.reshape(-1, 2).sum(1)
+            self.counts = np.concatenate([merged, np.zeros(self.BINS // 2)])
+            self.limit *= 2
+        if self.limit:
+            self.counts += np.histogram(sizes, self.BINS, (0.0, self.limit))[0]
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether nearly all values lie in very few bins and the rest far away, so that 8 bits would lose them."""
+        used = int(self.SPARSE_BINS * self.BINS)
+        return bool(np.sort(self.counts)[-used:].sum() > self.SPARSE_SHARE * self.counts.sum())
+
+    def kl_threshold(self, bits: int) -> float:
+        """Return the clipping threshold of least KL divergence between the values and their quantised form."""
+        levels = highest_code(bits) + 1
+        used = int(np.flatnonzero(self.counts).max(initial=0)) + 1
+        candidates = range(min(levels, used), used + 1)
+        losses = [_clipping_loss(self.counts, size, levels) for size in candidates]
+        best = candidates[int(np.argmin(losses))]
+        return float(min(best + 0.5, used) * self.limit / self.BINS)
+
+
+def _clipping_loss(counts: np.ndarray, size: int, levels: int) -> float:
+    """KL divergence between the first bins, which get all larger values, and the same bins merged to few levels."""
+    inside = counts[:size]
+    clipped = inside.copy()
+    clipped[-1] += counts[size:].sum()
+    starts = np.unique(np.arange(levels) * size // levels)
+    widths = np.diff(np.append(starts, size))
+    is_used = inside > 0
+    mass = np.add.reduceat(inside, starts)
+    filled = np.add.reduceat(is_used.astype(float), starts)
+    spread = np.repeat(mass / np.maximum(filled, 1), widths) * is_used
+    if not spread.any():
+        return np.inf
+    p, q = clipped / clipped.sum(), spread / spread.sum()
+    is_missing = (q == 0) & (p > 0)
+    smoothing = 1e-4
+    q = np.where(is_missing, smoothing, np.where(q > 0, q - smoothing * is_missing.sum() / (q > 0).sum(), 0.0))
+    is_there = p > 0
+    if (q[is_there] <= 0).any():
+        q = np.maximum(q, 1e-12)
+    return float((p[is_there] * np.log(p[is_there] / q[is_there])).sum())
+
+
 class Ranges(nn.Module):
     """Fake quantisation of activations by a moving average of the largest |activation|.
 
@@ -134,6 +201,7 @@ class Ranges(nn.Module):
         self.bits, self.decay = bits, decay
         self.register_buffer("limits", torch.zeros(uses, parts, units + 1))
         self.counts: Tensor | None = None
+        self.histograms: dict[tuple[int, int, int], Histogram] | None = None
 
     def forward(self, tensor: Tensor, use: int = 0, parts: slice | None = None, keep: int | None = None) -> Tensor:
         """Return the fake-quantised activations, (…, parts · channels), of a layer that keeps this many units."""
@@ -147,7 +215,9 @@ class Ranges(nn.Module):
     def effective_limits(self, use: int = 0, keep: int | None = None) -> Tensor:
         """Return the ranges of all parts for a number of kept units, (parts,)."""
         measured = self.limits[use, :, -1 if keep is None else keep]
-        return torch.where(measured > 0, measured, self.limits[use, :, -1])
+        limits = torch.where(measured != 0, measured, self.limits[use, :, -1])
+        # a call for some parts that was never measured, such as `absorb` of self-attention, has the input of all parts
+        return limits if use == 0 else torch.where(limits != 0, limits, self.effective_limits(0, keep))
 
     @torch.no_grad()
     def _observe(self, by_part: Tensor, index: tuple[int, slice, int]) -> None:
@@ -158,7 +228,22 @@ class Ranges(nn.Module):
         else:
             self.counts[index] += 1
             share = 1 / self.counts[index]
+            self._count(by_part, index)
         average.add_(share * (largest - average))
+
+    def _count(self, by_part: Tensor, index: tuple[int, slice, int]) -> None:
+        """Add the values of each part to its histogram, where there are histograms."""
+        if self.histograms is None:
+            return
+        use, parts, keep = index
+        numbers = range(self.limits.shape[1])[parts]
+        for number, values in zip(numbers, by_part.detach().flatten(0, -3).unbind(-2), strict=True):
+            self.histograms.setdefault((use, number, keep), Histogram()).add(values)
+
+    def take_thresholds(self) -> None:
+        """Replace the ranges by the thresholds of the histograms, where there are histograms."""
+        for index, histogram in (self.histograms or {}).items():
+            self.limits[index] = FLOAT if histogram.is_sparse else histogram.kl_threshold(self.bits)
 
     @torch.no_grad()
     def extract(self, keep: int | None) -> "Ranges":
@@ -277,11 +362,17 @@ def grouped_columns(rows: Tensor, groups: int) -> Tensor:
 
 
 class QuantisedRows(TokenRows):
-    """Look-up of token vectors in a fake-quantised table."""
+    """Look-up of token vectors in a fake-quantised table.
 
-    def __init__(self, rounding: WeightRounding) -> None:
+    With `scores`, the hidden states of a product with the whole table are quantised, too.
+    """
+
+    def __init__(self, rounding: WeightRounding, *, scores: bool = False) -> None:
         super().__init__()
         self.rounding = rounding
+        config = rounding.config
+        has_ranges = scores and config.rounds_activations
+        self.scored = Ranges(1, 1, 0, config.activation_bits, config.decay) if has_ranges else None
 
     def forward(self, tokens: Tensor, table: Tensor | None) -> Tensor:
         assert table is not None, "an embedding without its own table needs the argument table"
@@ -291,3 +382,6 @@ class QuantisedRows(TokenRows):
 
     def whole(self, table: Tensor | None) -> Tensor:
         return self.rounding(super().whole(table))
+
+    def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        return super().scores(hidden if self.scored is None else self.scored(hidden), table, bias)

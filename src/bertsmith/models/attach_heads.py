@@ -7,6 +7,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HEADS, HeadConfig, SequenceHeadConfig, TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS
+from bertsmith.models.seq2seq import Seq2Seq
 
 
 def with_heads(config: ModelConfig, kinds: tuple[str, ...]) -> ModelConfig:
@@ -36,6 +37,8 @@ def fit_heads(model: Model, config: ModelConfig, name: str, *, seed: int) -> tup
         if kind in model.heads:
             fresh.heads[kind] = copy.deepcopy(model.heads[kind])
     fresh.encoder, fresh.generator, fresh.config = model.encoder, model.generator, config
+    if isinstance(fresh, Seq2Seq) and isinstance(model, Seq2Seq):
+        fresh.decoder = model.decoder
     fresh.tokenizer = model.tokenizer
     notices = [f"{name!r} lacks the head {kind}: it starts with fresh weights" for kind in missing]
     if unused:

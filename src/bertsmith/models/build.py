@@ -42,7 +42,9 @@ def assemble(config: ModelConfig) -> Model:
         share(model)
         make_quantised(model)
         return model
-    return Seq2Seq(config, _stack(config.encoder), _stack(config.decoder), heads)
+    translator = Seq2Seq(config, _stack(config.encoder), _stack(config.decoder), heads)
+    make_quantised(translator)
+    return translator
 
 
 def share(model: Model) -> None:
@@ -120,13 +122,20 @@ def extract(model: Model, subnet: Subnet) -> Model:
     """
     encoder, quantisation = _cut_config(model.config.encoder, model.encoder, subnet), model.config.quantisation
     if quantisation is not None:
-        quantisation = quantisation.with_layers(subnet.kept_layers(len(model.config.encoder.layers)))
+        depth = len(model.config.encoder.layers)
+        kept = subnet.kept_layers(depth)
+        if model.config.decoder is not None:
+            kept = (*kept, *(depth + index for index in subnet.kept_layers(len(model.config.decoder.layers))))
+        quantisation = quantisation.with_layers(kept)
     is_whole = len(encoder.layers) == len(model.config.encoder.layers)
-    heads = tuple(head for head in model.config.heads if is_whole or head.kind != "exits")
-    config = model.config.changed(encoder=encoder, heads=heads, generator=None, quantisation=quantisation)
+    heads = tuple(head for head in model.config.heads if is_whole or head.kind not in ("exits", "decoder_exits"))
+    decoder = model.config.decoder
+    if isinstance(model, Seq2Seq) and decoder is not None:
+        decoder = _cut_config(decoder, model.decoder, subnet)
+    config = model.config.changed(
+        encoder=encoder, decoder=decoder, heads=heads, generator=None, quantisation=quantisation
+    )
     if isinstance(model, Seq2Seq):
-        assert config.decoder is not None
-        config = config.changed(decoder=_cut_config(config.decoder, model.decoder, subnet))
         small: Model = Seq2Seq(config, model.encoder.extract(subnet), model.decoder.extract(subnet), {})
     else:
         small = Model(config, model.encoder.extract(subnet), {})

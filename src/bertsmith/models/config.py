@@ -11,7 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
-from bertsmith.models.heads import AnyHead, ExitsConfig, ReplacedTokensConfig, TaskHeadConfig
+from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, ReplacedTokensConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -194,6 +194,13 @@ class ModelConfig(Record):
         layers = tuple(layer.changed(mixer=layer.mixer.changed(is_causal=True)) for layer in self.encoder.layers)
         return self.changed(encoder=self.encoder.changed(layers=layers))
 
+    @property
+    def scored_rows(self) -> str | None:
+        """Name of the token rows whose product with hidden states is quantised; None without a decoder."""
+        if self.decoder is None:
+            return None
+        return "encoder.embedding.rows" if self.decoder.embedding.table == "given" else "decoder.embedding.rows"
+
     @model_validator(mode="after")
     def _check_generator(self) -> "ModelConfig":
         embedding, generator = self.encoder.embedding, self.generator
@@ -226,10 +233,11 @@ class ModelConfig(Record):
     def _check_quantisation(self) -> "ModelConfig":
         if self.quantisation is None:
             return self
-        if self.generator is not None or self.decoder is not None:
-            raise ValueError("quantisation is set for a model with a generator or decoder; allowed: an encoder only")
-        bits, layers = self.quantisation.layer_bits, len(self.encoder.layers)
-        if bits is not None and (len(bits) != layers or self.encoder.sharing != "none"):
+        if self.generator is not None:
+            raise ValueError("quantisation is set for a model with a generator; allowed: encoders and encoder-decoders")
+        stacks = [self.encoder, *([] if self.decoder is None else [self.decoder])]
+        bits, layers = self.quantisation.layer_bits, sum(len(stack.layers) for stack in stacks)
+        if bits is not None and (len(bits) != layers or any(stack.sharing != "none" for stack in stacks)):
             raise ValueError(
                 f"quantisation.layer_bits lists {len(bits)} layers; allowed: all {layers}, with sharing = 'none'"
             )
@@ -270,12 +278,28 @@ class ModelConfig(Record):
         if exits is None:
             return self
         if self.decoder is not None or self.encoder.universal is not None:
-            raise ValueError("exits are given; allowed in an encoder without a decoder or universal steps")
+            raise ValueError(
+                "exits are given; allowed: an encoder without universal steps; a decoder takes decoder_exits"
+            )
         if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):
             raise ValueError("exits need a task head that reads layers, but head.features.layers is 0")
         depth = len(self.encoder.layers)
         if exits.layers[-1] >= depth:
             raise ValueError(f"exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, below the last layer")
+        return self
+
+    @model_validator(mode="after")
+    def _check_decoder_exits(self) -> "ModelConfig":
+        exits = next((head for head in self.heads if isinstance(head, DecoderExitsConfig)), None)
+        if exits is None:
+            return self
+        if self.decoder is None or not any(head.kind == "next_token" for head in self.heads):
+            raise ValueError("decoder_exits need a decoder with a next_token head")
+        depth = len(self.decoder.layers)
+        if exits.layers[-1] >= depth:
+            raise ValueError(
+                f"decoder_exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, those below the last block"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ import torch
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.models.build import assemble
 from bertsmith.models.config import EncoderConfig, ModelConfig
-from bertsmith.models.heads import MaskDecoderConfig
+from bertsmith.models.heads import DecoderExitsConfig, MaskDecoderConfig
 
 # activations saved per token and unit of width in one post-norm layer:
 # mixer input, query/key/value, mixer output, two sums, two norms, and twice the neurons at four times the width
@@ -70,7 +70,8 @@ def _forward_flops(config: ModelConfig, length: int, targets_per_token: float) -
         layers = (layers + decoder.flops(length)) / 2
     if _steps(config):
         layers += _mask_decoder_flops(config, length, targets_per_token)
-    return layers + sum(heads.get(head.kind, 0) for head in config.heads)
+    exits = sum(len(head.layers) for head in config.heads if isinstance(head, DecoderExitsConfig))
+    return layers + exits * heads["next_token"] + sum(heads.get(head.kind, 0) for head in config.heads)
 
 
 def _mask_decoder_flops(config: ModelConfig, length: int, targets_per_token: float) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.embedding import TokenRows
+from bertsmith.layers.embedding import Embedding, TokenRows
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers.base import QueryKeyValueMixer
@@ -20,6 +20,7 @@ from bertsmith.layers.quantised import (
     QuantisedGroupedLinear,
     QuantisedLinear,
     QuantisedRows,
+    RangeKind,
     Ranges,
     WeightRounding,
 )
@@ -53,17 +54,19 @@ def make_quantised(model: Model) -> None:
     config = model.config.quantisation
     if config is None:
         return
-    embedding_rounding = WeightRounding(config, config.embedding_bits)
+    embedding_rounding, layers = WeightRounding(config, config.embedding_bits), len(model.config.encoder.layers)
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
-        bits = _bits(config, name)
+        bits = _bits(config, name, layers)
         if isinstance(part, ElasticLinear) and not multiplies_no_states(parent, part):
             # queries, keys and values are operands of the attention products
             rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
             return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
         if isinstance(part, GroupedLinear) and isinstance(parent, FeedForward):
             return QuantisedGroupedLinear(part, config, bits, units=parent.neurons)
-        return QuantisedRows(embedding_rounding) if isinstance(part, TokenRows) else part
+        if isinstance(part, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
+            return QuantisedRows(embedding_rounding, scores=name == model.config.scored_rows)
+        return part  # a decoder without a table of its own reads rounded vectors
 
     swap(model, make)
     for part in model.modules():
@@ -89,8 +92,12 @@ def swap(model: nn.Module, make: Make) -> None:
 
 
 @contextmanager
-def measuring(model: Model) -> Iterator[None]:
-    """Calibrate activation ranges: inside the context they become the means over all batches that are run."""
+def measuring(model: Model, kind: RangeKind = "mean_max") -> Iterator[None]:
+    """Calibrate activation ranges: inside the context they are measured on all batches that are run.
+
+    mean_max: the mean over batches of the largest |activation|. kl: the threshold at which clipping and rounding lose
+    least information, from a histogram of all values; inputs of a few far spikes stay in floating point.
+    """
     ranges = [part for part in model.modules() if isinstance(part, Ranges)]
     if not ranges:
         raise InputError("this model has no quantised activations to measure; quantise it first")
@@ -98,12 +105,14 @@ def measuring(model: Model) -> Iterator[None]:
     for part in ranges:
         part.limits.zero_()
         part.counts = torch.zeros_like(part.limits)
+        part.histograms = {} if kind == "kl" else None
     model.eval()
     try:
         yield
     finally:
         for part in ranges:
-            part.counts = None
+            part.take_thresholds()
+            part.counts = part.histograms = None
         model.train(was_training)
 
 
@@ -113,9 +122,9 @@ def _plain(part: nn.Module) -> nn.Module:
     return TokenRows() if isinstance(part, QuantisedRows) else part
 
 
-def _bits(config: QuantisationConfig, name: str) -> int:
-    """Return the bits of a matrix from its module path."""
-    layer = re.match(r"encoder\.blocks\.(\d+)\.", name)
+def _bits(config: QuantisationConfig, name: str, encoder_layers: int) -> int:
+    """Return the bits of a matrix from its module path; the decoder's layers follow the encoder's."""
+    layer = re.match(r"(encoder|decoder)\.blocks\.(\d+)\.", name)
     if config.layer_bits is None or layer is None:
         return config.weight_bits
-    return config.layer_bits[int(layer[1])]
+    return config.layer_bits[int(layer[2]) + (encoder_layers if layer[1] == "decoder" else 0)]

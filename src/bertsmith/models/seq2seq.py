@@ -14,6 +14,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.constraints import Constraint
 from bertsmith.models.encoder import Encoder, EncoderInputs, Want
+from bertsmith.models.heads.pretraining import NextToken
 from bertsmith.models.model import Model, check_texts
 from bertsmith.settings import Record
 
@@ -91,6 +92,9 @@ class Steps:
             blocks.append((block, context.with_memory(Memory(context.memory.hidden_states, layout))))
         self.blocks = blocks
 
+    def skip(self, rows: Tensor) -> None:
+        """Mark the rows, (rows,) bool, whose scores are not read any more; all rows are computed here."""
+
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order; each must read the same memory as the row it replaces."""
         self.states = [(tuple(part[rows] for part in own), cross) for own, cross in self.states]
@@ -108,6 +112,7 @@ def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: 
     written: list[Tensor] = []
     streams = bits(config.seed, torch.arange(steps.rows, device=limits.device))
     while not is_done.all():
+        steps.skip(is_done)
         scores = steps.next(tokens)
         if config.method == "sample":
             tokens = _sample(scores, config, uniform(streams, torch.full_like(streams, len(written))))
@@ -160,6 +165,7 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
     is_done = limits <= 0
     length = 0
     while not is_done.all():
+        steps.skip(is_done.repeat_interleave(beam))
         scores = steps.next(alive_tokens[:, :, -1].flatten()).unflatten(0, (rows, beam))
         length += 1
         sums = alive[:, :, None] + scores  # (rows, beam, vocabulary)
@@ -225,12 +231,28 @@ class Seq2Seq(Model):
 
         Shape: tokens (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self._borrowed_table())
+        return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self.borrowed_table)
 
     def scores(self, states: Tensor) -> Tensor:
         """Return the scores over the target vocabulary: (…, width) -> (…, vocabulary)."""
-        table = self.decoder.embedding.token_table
-        return self.head("next_token")(states, self.token_table if table is None else table)
+        head = self.head("next_token")
+        assert isinstance(head, NextToken)
+        return self._table_scores(states, head.bias)
+
+    def exit_scores(self, layer: int, states: Tensor) -> Tensor:
+        """Return the scores of the exit after so many decoder blocks: (…, width) -> (…, vocabulary)."""
+        return self.head("decoder_exits")(layer, states, self._table_scores)
+
+    def _table_scores(self, states: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the product with the token vectors that the decoder reads, by their rows: int8 ones multiply codes."""
+        embedding = (self.decoder if self.owns_target_table else self.encoder).embedding
+        return embedding.rows.scores(states, embedding.token_table, bias)
+
+    @property
+    def owns_target_table(self) -> bool:
+        """Whether the decoder has token vectors of its own, not the encoder's."""
+        assert self.config.decoder is not None
+        return self.config.decoder.embedding.table != "given"
 
     @torch.inference_mode()
     def generate(
@@ -243,9 +265,11 @@ class Seq2Seq(Model):
         end: int | None = None,
         subnet: Subnet | None = None,
         constraint: Constraint | None = None,
+        begin: Callable[[Memory], Steps] | None = None,
     ) -> list[list[int]]:
         """Return the generated tokens of each row, without start and end tokens, which default to the tokenizer's.
 
+        `begin` makes the decoder of a batch from the encoder's output; None for all blocks (models/adaptive_depth.py).
         Shape: input_ids, attention_mask (batch, length).
         """
         config = config or GenerationConfig()
@@ -257,9 +281,11 @@ class Seq2Seq(Model):
             limits = layout.lengths(input_ids.device) + config.extra_length
             if self.decoder.embedding.position is not None:
                 limits = limits.clamp(max=self.decoder.embedding.max_length)
-            table = self._borrowed_table()
-            memory = Memory(states, layout)
-            steps = Steps(self.decoder, self.scores, memory, table=table, subnet=subnet, constraint=constraint)
+            memory, table = Memory(states, layout), self.borrowed_table
+            if begin is not None:
+                steps = begin(memory)
+            else:
+                steps = Steps(self.decoder, self.scores, memory, table=table, subnet=subnet, constraint=constraint)
             decode = beam_search if config.method == "beam" else write
             return decode(steps, config, start, end, limits)
 
@@ -270,11 +296,15 @@ class Seq2Seq(Model):
         *,
         batch_size: int = 32,
         progress: Callable[[int], None] = lambda texts: None,
+        begin: Callable[[Memory], Steps] | None = None,
     ) -> list[str]:
-        """Translate texts; `progress` is called with the number of texts in each finished batch."""
+        """Translate texts; `progress` is called with the number of texts in each finished batch.
+
+        `begin` is that of `generate`.
+        """
         check_texts("translate", texts, batch_size)
         tokenizer = self.require_tokenizer()
-        written = self.write_tokens(texts, config, batch_size=batch_size, progress=progress)
+        written = self.write_tokens(texts, config, batch_size=batch_size, progress=progress, begin=begin)
         return [tokenizer.decode(tokens) for tokens in written]
 
     def write_tokens(
@@ -285,6 +315,7 @@ class Seq2Seq(Model):
         batch_size: int = 32,
         progress: Callable[[int], None] = lambda texts: None,
         constrain: Callable[[list[int]], Constraint] | None = None,
+        begin: Callable[[Memory], Steps] | None = None,
     ) -> list[list[int]]:
         """Return the tokens generated for each text; `constrain` makes the constraint of a batch from text indices."""
         # batch texts of similar length: finished rows wait for the longest
@@ -294,7 +325,9 @@ class Seq2Seq(Model):
             positions = order[first : first + batch_size]
             batch = self._batch([texts[position] for position in positions])
             constraint = None if constrain is None else constrain(positions)
-            written = self.generate(batch["input_ids"], batch["attention_mask"], config, constraint=constraint)
+            written = self.generate(
+                batch["input_ids"], batch["attention_mask"], config, constraint=constraint, begin=begin
+            )
             for position, tokens in zip(positions, written, strict=True):
                 results[position] = tokens
             progress(len(positions))
@@ -307,7 +340,7 @@ class Seq2Seq(Model):
         """
         layout, target_layout = SequenceLayout.full(*source.shape), SequenceLayout.full(*target.shape)
         read = self.encoder.run(EncoderInputs(source, layout), Want(maps=True))
-        memory, table = Memory(read.last, layout), self._borrowed_table()
+        memory, table = Memory(read.last, layout), self.borrowed_table
         written = self.decoder.run(EncoderInputs(target, target_layout, memory=memory, table=table), Want(maps=True))
         return list(read.maps), list(written.maps)
 
@@ -315,6 +348,13 @@ class Seq2Seq(Model):
         super().redraw_features(step, seed)
         self.decoder.redraw_features(step, key(seed, 1))  # independent of the encoder's draws
 
-    def _borrowed_table(self) -> Tensor | None:
+    @property
+    def decoder_vocabulary(self) -> int:
+        """Number of tokens of the target vocabulary."""
+        assert self.config.decoder is not None
+        return self.config.decoder.vocabulary
+
+    @property
+    def borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors if the decoder has no token table, else None."""
-        return self.token_table if self.decoder.embedding.token_table is None else None
+        return None if self.owns_target_table else self.token_table

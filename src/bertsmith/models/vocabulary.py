@@ -11,6 +11,7 @@ from bertsmith.models.build import share
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.generator import fold
+from bertsmith.models.heads.decoder_exits import DecoderExit
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.text.tokenizer import Tokenizer
@@ -67,6 +68,9 @@ def keep_tokens(model: Model, ids: Sequence[int], tokenizer: Tokenizer | None = 
         for kind, head in network.heads.items():
             if kind in _VOCABULARY_HEADS and isinstance(head.bias, nn.Parameter):
                 head.bias = _select_rows(head.bias, index)
+        for module in network.modules():
+            if isinstance(module, DecoderExit) and module.table is not None:
+                module.table = _select_rows(module.table, index)
     generator = small.config.generator
     if generator is not None and small.generator is not None:
         small.generator.config = _with_vocabulary(small.generator.config, len(ids))

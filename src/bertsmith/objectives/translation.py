@@ -83,10 +83,16 @@ def target_scores(model: Model, batch: PairBatch) -> Tensor:
 
     Shape: (batch, length, vocabulary) or (tokens, vocabulary), the last axis padded as in `Seq2Seq.scores`.
     """
-    if not isinstance(model, Seq2Seq):
-        raise InputError(f"this {model.config.family} model has no decoder; translation needs one (transformer-base …)")
+    model = require_seq2seq(model)
     hidden_states = model.encoder(batch.source, batch.source_layout)
     return model.scores(model.decode(batch.target, batch.target_layout, Memory(hidden_states, batch.source_layout)))
+
+
+def require_seq2seq(model: Model) -> Seq2Seq:
+    """Return the model if it has a decoder; raise InputError otherwise."""
+    if not isinstance(model, Seq2Seq):
+        raise InputError(f"this {model.config.family} model has no decoder; translation needs one (transformer-base …)")
+    return model
 
 
 def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: float) -> tuple[Tensor, Tensor]:

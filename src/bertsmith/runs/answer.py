@@ -76,8 +76,8 @@ def progress_bar(predictor: Predictor, name: str) -> Iterator[None]:
 
 def layers_used(predictor: Predictor) -> tuple[float | None, int | None]:
     """Return the mean number of layers used for the last answers and the total, or (None, None) without early exits."""
-    used = predictor.mean_layers
-    return (None, None) if used is None else (used, len(predictor.model.config.encoder.layers))
+    used, config = predictor.mean_layers, predictor.model.config
+    return (None, None) if used is None else (used, len((config.decoder or config.encoder).layers))
 
 
 def name_rows(table: Table, answers: Sequence[Answer]) -> list[Mapping[str, Any]]:

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from bertsmith.bundled import model_folder
-from bertsmith.checkpoint.files import NewFolder, read_json
+from bertsmith.checkpoint.files import NewFolder, find_weights, read_json
 from bertsmith.checkpoint.hf.writing import NativeChoice, plan_hf
 from bertsmith.checkpoint.store import load, write_model
-from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact
-from bertsmith.engines.base import Precision
+from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact, write_artefact
+from bertsmith.engines.base import Artefact, Inputs, Precision
+from bertsmith.engines.int8 import ACTIVATIONS, calibrate, float_inputs
 from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE
 from bertsmith.errors import InputError
 from bertsmith.exporting import check_options, exactness, read_result, write_card, write_onnx
+from bertsmith.layers.quantised import RangeKind
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.generator import part_of
@@ -87,6 +89,17 @@ class OnnxExportResult(ImportResult):
     bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class TorchExportResult(ImportResult):
+    """Result of `bertsmith export --to torch`."""
+
+    precision: str
+    bytes: int
+    """Size of the weights."""
+    float_inputs: list[str]
+    """Layers whose inputs stay in floating point, because their values are too sparse for 8 bits."""
+
+
 def import_model(
     model: str | Path,
     *,
@@ -122,8 +135,9 @@ def export_model(
     model: str | Path,
     *,
     out: Path,
-    to: Literal["hf", "onnx"] = "hf",
-    precision: Literal["float32", "int8", "int8_static"] = "float32",
+    to: Literal["hf", "onnx", "torch"] = "hf",
+    precision: Literal["float32", "int8", "int8_static", "int8_weights"] = "float32",
+    calibration: Literal["mean_max", "kl"] = "mean_max",
     width: float = 1.0,
     depth: float = 1.0,
     head: Literal["auto", "masked_tokens"] = "auto",
@@ -131,12 +145,13 @@ def export_model(
     part: Literal["encoder", "generator"] = "encoder",
     native: Literal["auto", "always", "never"] = "auto",
     force: bool = False,
-) -> HfExportResult | OnnxExportResult:
-    """Export a model to Hugging Face transformers or to ONNX Runtime.
+) -> HfExportResult | OnnxExportResult | TorchExportResult:
+    """Export a model to Hugging Face transformers, to ONNX Runtime or as an 8-bit PyTorch model.
 
     A Hugging Face folder loads with transformers alone if transformers has an equivalent class, otherwise after
     `import bertsmith.hf`. An ONNX folder runs with bertsmith.runtime and, if the model was fine-tuned, with evaluate
-    and predict. Both contain a model card, README.md.
+    and predict. Both contain a model card, README.md. --to torch writes int8 weights, also of translation models, for
+    evaluate and predict.
 
     Parameters
     ----------
@@ -147,7 +162,11 @@ def export_model(
     to
         Target format.
     precision
-        ONNX: float32; int8, dynamic quantisation; int8_static, static quantisation calibrated on --data.
+        ONNX and PyTorch: int8, dynamic quantisation; int8_static, static quantisation calibrated on --data. ONNX:
+        float32. PyTorch: int8_weights, 8-bit weights multiplied in float32.
+    calibration
+        PyTorch, int8_static: activation ranges as the mean of the largest values of batches, or the thresholds of
+        least KL divergence.
     width
         Fraction of the heads and neurons to keep in every layer, for example 0.5.
     depth
@@ -156,8 +175,8 @@ def export_model(
         ONNX: output of the graph. "auto" is the task head, or the hidden states without one; "masked_tokens" is the
         logits of the masked-LM head.
     data
-        ONNX: task data, as for fine-tuning. Some training rows are used to compare the graph with the model and to
-        calibrate int8_static, which requires them.
+        ONNX and PyTorch: task data, as for fine-tuning. Some training rows are used to calibrate int8_static, which
+        requires them, and to compare the ONNX graph with the model.
     part
         For a model with a generator (ELECTRA): export the encoder with its heads, or the generator.
     native
@@ -166,8 +185,13 @@ def export_model(
         Replace the contents of --out.
     """
     model, out = model_folder(model), Path(out)
-    check_options(to, precision, head)
-    if precision == "int8_static" and data is None:
+    if to == "torch":
+        _check_torch_options(precision, calibration, head)
+    else:
+        check_options(to, precision, head)
+        if calibration != "mean_max":
+            raise InputError(f"--calibration is {calibration!r} with --to {to}; allowed with --to torch")
+    if precision == "int8_static" and data is None and to == "onnx":
         raise InputError("--precision int8_static needs --data to calibrate the ranges of activations")
     if to == "hf" and data is not None:
         raise InputError(f"--data is {data!r}, but --to hf uses no data; allowed with --to onnx")
@@ -182,6 +206,8 @@ def export_model(
         loaded = extract(loaded, subnet)
     if to == "hf":
         return _export_hf(loaded, model, out, cut, native, force)
+    if to == "torch":
+        return _export_torch(loaded, model, out, precision, calibration, data)
     return _export_onnx(loaded, model, out, cut, precision, head, data)
 
 
@@ -217,6 +243,45 @@ def _export_hf(
     return result
 
 
+def _check_torch_options(precision: str, calibration: str, head: str) -> None:
+    if precision not in ACTIVATIONS:
+        raise InputError(
+            f"--precision is {precision!r} with --to torch; allowed: {', '.join(ACTIVATIONS)} (the model's folder "
+            "itself is PyTorch in float32)"
+        )
+    if calibration != "mean_max" and precision != "int8_static":
+        raise InputError(f"--calibration is {calibration!r} with --precision {precision}; allowed with int8_static")
+    if head != "auto":
+        raise InputError(f"--head is {head!r} with --to torch, which writes all heads; allowed: auto")
+
+
+def _export_torch(
+    loaded: Model, model: Path, out: Path, precision: Precision, calibration: RangeKind, data: str | None
+) -> TorchExportResult:
+    record = read_task_record(model) if (model / TASK_FILE).is_file() else None
+    if precision == "int8_static" and loaded.config.quantisation is None:
+        if data is None or record is None:
+            raise InputError(
+                "--precision int8_static needs --data and a fine-tuned model to calibrate the ranges of activations"
+            )
+        loaded = calibrate(loaded, sample_inputs(loaded, record, task_splits(data).read("train")), calibration)
+    with NewFolder(out.resolve()) as new:
+        (new / MARK).touch()
+        write_artefact(loaded, new, Artefact(engine="torch", precision=precision))
+        if record is not None:
+            write_task_record(record, new)
+        result = TorchExportResult(
+            model=ModelSummary.of(loaded),
+            precision=precision,
+            bytes=find_weights(new).stat().st_size,
+            float_inputs=float_inputs(loaded),
+        )
+        write_result(new, result.to_json())
+    kept = f"; inputs left in float32: {', '.join(result.float_inputs)}" if result.float_inputs else ""
+    _print_summary(result.model, out, f"{precision}: {result.bytes / 1e6:.1f} MB{kept}")
+    return result
+
+
 def _export_onnx(
     loaded: Model,
     model: Path,
@@ -226,7 +291,8 @@ def _export_onnx(
     head: HeadChoice,
     data: str | None,
 ) -> OnnxExportResult:
-    samples = () if data is None else sample_inputs(loaded, read_task_record(model), task_splits(data).read("train"))
+    found = [] if data is None else sample_inputs(loaded, read_task_record(model), task_splits(data).read("train"))
+    samples = [sample for sample in found if isinstance(sample, Inputs)]
     with NewFolder(out.resolve()) as new:
         (new / MARK).touch()
         write_onnx(loaded, new, precision, samples, head)

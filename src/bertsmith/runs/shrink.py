@@ -8,17 +8,20 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from bertsmith.bundled import model_folder, model_text
-from bertsmith.checkpoint.source import replace_source
+from bertsmith.checkpoint.source import FineTunedSource, expand_source, replace_source
 from bertsmith.checkpoint.store import write_model
 from bertsmith.errors import InputError, nearest
+from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.runs.folder import RunFolder, read_recipe_file
 from bertsmith.runs.result import Result, StoppedRun, print_explanation, print_plain
 from bertsmith.runs.shrink_results import (
+    DecoderExitResult,
     ElasticResult,
     ExitResult,
     PruneResult,
     RowCounts,
     VocabularyResult,
+    print_depth,
     print_elastic,
     print_exits,
     print_pruned,
@@ -36,6 +39,14 @@ from bertsmith.shrinking.context import (
     load_fine_tuned,
     read_settings,
 )
+from bertsmith.shrinking.decoder_exits import (
+    DecoderExitSettings,
+    DepthEvaluator,
+    choose_depth,
+    depth_objective,
+    explain_decoder_exits,
+    with_decoder_exits,
+)
 from bertsmith.shrinking.elastic import ElasticSettings, check_head, explain_elastic, remove_stages, shrink_elastic
 from bertsmith.shrinking.elastic_metadata import write_elastic_metadata
 from bertsmith.shrinking.exits import (
@@ -49,13 +60,16 @@ from bertsmith.shrinking.exits import (
 from bertsmith.shrinking.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
 from bertsmith.shrinking.pruned_units import write_pruning_metadata
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
-from bertsmith.tasks.predictor import write_task_record
+from bertsmith.tasks.notices import drop_empty_rows
+from bertsmith.tasks.predictor import read_task_record, write_task_record
+from bertsmith.tasks.translation import require_decoder
 from bertsmith.toml import override
 from bertsmith.training.run_config import device_type
 from bertsmith.training.summary import summarise_training
+from bertsmith.training.task_trainer import pair_trainer
 
 METHODS = ("elastic", "prune", "exits", "vocabulary")
-ShrinkResult = ElasticResult | PruneResult | ExitResult | VocabularyResult
+ShrinkResult = ElasticResult | PruneResult | ExitResult | DecoderExitResult | VocabularyResult
 
 
 def shrink(
@@ -71,6 +85,7 @@ def shrink(
     tokens: int | None = None,
     rank: int | None = None,
     tolerance: float | None = None,
+    blocks: float | None = None,
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
@@ -88,7 +103,8 @@ def shrink(
     elastic (DynaBERT): sort heads and neurons by importance, then train sub-networks of several widths and depths by
     distillation from the fine-tuned model; bertsmith.load(OUT, subnet=...) and bertsmith fit extract any of them.
     prune: remove the least important heads and neurons, and train the rest to recover. exits: add classifiers to lower
-    layers, which answer inputs they are confident about. vocabulary: remove tokens that the training texts do not use.
+    layers, which answer inputs they are confident about; in a translation model, exits after decoder blocks.
+    vocabulary: remove tokens that the training texts do not use.
 
     Parameters
     ----------
@@ -117,6 +133,9 @@ def shrink(
         With --method vocabulary: rank of a factorised token embedding (vocabulary.rank).
     tolerance
         With --method exits: maximum loss of dev score, in points (leave.tolerance).
+    blocks
+        With --method exits of a translation model: maximum mean number of decoder blocks per token (leave.blocks);
+        instead of a tolerance.
     epochs
         Epochs per stage (run.epochs).
     learning_rate
@@ -157,6 +176,7 @@ def shrink(
         "augment": ("elastic", augment),
         "keep": ("prune", keep),
         "tolerance": ("exits", tolerance),
+        "blocks": ("exits", blocks),
         "tokens": ("vocabulary", tokens),
         "rank": ("vocabulary", rank),
     }
@@ -168,6 +188,7 @@ def shrink(
         "grid.depths": depths,
         "prune.keep": keep,
         "leave.tolerance": tolerance,
+        "leave.blocks": blocks,
         "vocabulary.tokens": tokens,
         "vocabulary.rank": rank,
         "run.epochs": epochs,
@@ -182,6 +203,13 @@ def shrink(
     run: Plain = {"device": device, "explain": explain, "resume": resume, "force": force}
     if chosen == "prune":
         return run_prune(*read_settings(PruneSettings, plain, columns, source=source), out, **run)
+    if chosen == "exits" and has_decoder(plain["model"]):
+        for name, value in (("epochs", epochs), ("batch", batch)):
+            if value is not None:
+                instead = "run.steps" if name == "epochs" else "batch.tokens"
+                raise InputError(f"--{name} is given with a translation model; use --set {instead}=… instead")
+        exits = read_settings(DecoderExitSettings, plain, columns, source=source, inherits=False)
+        return run_decoder_exits(*exits, out, **run)
     if chosen == "exits":
         # new heads on a frozen encoder need a higher rate than the fine-tuning used
         inherits = plain.get("encoder") == "joint"
@@ -325,6 +353,71 @@ def run_exits(
         )
         shutil.rmtree(out / "checkpoints", ignore_errors=True)  # the model is written
         print_exits(settings.measure, chosen, out)
+        trainer.close()
+        return result
+
+
+def has_decoder(model: Plain | str) -> bool:
+    """Whether the fine-tuned model of a recipe translates."""
+    name = FineTunedSource.parse(expand_source(model), source="model").name
+    return read_task_record(name).task.kind == "translation"
+
+
+def run_decoder_exits(
+    settings: DecoderExitSettings,
+    tables: TaskTables,
+    out: Path,
+    *,
+    device: str,
+    explain: bool = False,
+    resume: bool = False,
+    force: bool = False,
+) -> DecoderExitResult | Result:
+    """Add exits to the decoder of a translation model; write it with the chosen rule and its result to `out`."""
+    task = settings.translation
+    table, left_out = drop_empty_rows(task, tables.train)
+    train, dev = task.examples(table), task.examples(tables.dev)
+    model = with_decoder_exits(require_decoder(settings.model.load(allows_decoder=True)), settings)
+    if explain:
+        return print_explanation(settings, explain_decoder_exits(settings, model))
+    used = device_type(device)
+    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
+        objective = depth_objective(settings, model)
+        trainer = pair_trainer(
+            settings.learning,
+            model,
+            objective,
+            task.pairs(train, model, settings.sequences),
+            task.pairs(dev, model, settings.sequences),
+            settings.sequences,
+            out,
+            targets_per_token=TranslationConfig().targets_per_token,
+            device=device,
+            notices=(*tables.notices, *left_out),
+        )
+        folder.claim()
+        progress = trainer.run(resume=resume)
+        if not trainer.is_finished:
+            trainer.close()
+            return StoppedRun(steps=progress.step)
+        if not folder.is_main:
+            trainer.close()
+            return Result()
+        before = require_decoder(settings.model.load(allows_decoder=True)).to(used)
+        _, score_before, _ = DepthEvaluator(task, dev, settings.leave.examples).score(before.translate)
+        chosen = choose_depth(settings, require_decoder(trainer.model), dev, score_before, print_plain)
+        write_model(trainer.model.cpu(), out)
+        write_task_record(settings.task_record, out)
+        result = folder.finish(
+            DecoderExitResult(
+                exits=chosen,
+                choose=settings.exits.choose,
+                seed=settings.run.seed,
+                training=summarise_training(trainer),
+            )
+        )
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)  # the model is written
+        print_depth(chosen, out)
         trainer.close()
         return result
 

@@ -26,6 +26,7 @@ from bertsmith.report.elastic import (
 from bertsmith.report.page import format_duration
 from bertsmith.runs.output import REPORT
 from bertsmith.runs.result import Result, print_plain, spread
+from bertsmith.shrinking.decoder_exits import ChosenDepth
 from bertsmith.shrinking.elastic import ElasticModel, ElasticSettings
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.exits import ChosenExits
@@ -128,6 +129,16 @@ class ExitResult(Result):
 
     exits: ChosenExits = spread()
     tolerance: float
+    seed: int
+    training: TrainingSummary = spread()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderExitResult(Result):
+    """Result of adding exits to a decoder."""
+
+    exits: ChosenDepth = spread()
+    choose: str
     seed: int
     training: TrainingSummary = spread()
 
@@ -249,6 +260,25 @@ def print_exits(measure: str, chosen: ChosenExits, out: Path) -> None:
     outcome = "no threshold saves computation within the tolerance, so early exits are disabled"
     if chosen.rule is not None:
         outcome = f"{chosen.metric} {chosen.score:.2f} with {chosen.mean_layers:.2f} layers on average"
+    print_plain(f"{outcome}; written to {out}")
+
+
+def print_depth(chosen: ChosenDepth, out: Path) -> None:
+    """Print the table of rules and the chosen one."""
+    title = f"dev ({chosen.examples} rows): {chosen.metric}; all {chosen.blocks} blocks: {chosen.full_score:.2f}"
+    table = Table("blocks", "score", "texts/s", "", title=title)
+    for index, row in enumerate(chosen.table):
+        mark = "chosen" if index == chosen.chosen_index else ""
+        table.add_row(f"{row.mean_blocks:.2f}", f"{row.score:.2f}", f"{row.texts_per_second:.1f}", mark)
+    Console().print(table)
+    scores = ", ".join(f"{score:.2f} after {block}" for block, score in chosen.exit_scores.items())
+    print_plain(f"all tokens at one exit: {scores}; before the exits were trained: {chosen.score_before:.2f}")
+    outcome = "no rule saves blocks within the tolerance, so all blocks are computed"
+    if chosen.rule is not None:
+        outcome = (
+            f"{chosen.metric} {chosen.score:.2f} with {chosen.mean_blocks:.2f} blocks per token, "
+            f"{chosen.texts_per_second / chosen.full_texts_per_second:.2f} times the texts per second of all blocks"
+        )
     print_plain(f"{outcome}; written to {out}")
 
 

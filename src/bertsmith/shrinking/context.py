@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from accelerate import PartialState
 
@@ -37,6 +37,8 @@ RECIPE = "recipe.toml"
 
 class ShrinkSettings(Record):
     """Settings shared by all methods: a fine-tuned model, its task and its data."""
+
+    is_for_translation: ClassVar[bool] = False
 
     method: str
     data: str | None = None
@@ -78,8 +80,10 @@ def read_settings(
     """
     model = FineTunedSource.parse(expand_source(plain["model"]), source="model")
     folder, record = model.path, read_task_record(model.name)
-    if isinstance(record.sequences, PairConfig):
-        raise InputError(f"model {model.name!r} has a decoder; allowed: encoders")
+    if isinstance(record.sequences, PairConfig) and not kind.is_for_translation:
+        raise InputError(
+            f"model {model.name!r} has a decoder; allowed: encoders, or --method exits, which adds exits to its decoder"
+        )
     if plain.get("data") is None:
         raise InputError("data is not given; pass --data with the folder the model was fine-tuned on")
     splits = task_splits(plain["data"])

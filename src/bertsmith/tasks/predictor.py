@@ -8,13 +8,16 @@ from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder, namesake_hint
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
-from bertsmith.data.pairs import PairConfig
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.engines.artefact import open_runner
-from bertsmith.engines.base import Inputs, Runner
+from bertsmith.engines.base import Inputs, Runner, Sample
 from bertsmith.errors import InputError
+from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation, Watch
+from bertsmith.tasks.translation import Translation, pair_config, require_decoder
 from bertsmith.text.rows import Table, table_of
 
 TASK_FILE = "task.json"
@@ -92,14 +95,18 @@ def read_task_record(folder: str | Path) -> TaskRecord:
 _SAMPLE_TOKENS = 2048  # tokens per batch; calibration stores activation ranges of each
 
 
-def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int = 128) -> list[Inputs]:
-    """Return evenly spaced rows of a table as padded batches; they need no targets."""
+def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int = 128) -> list[Sample]:
+    """Return evenly spaced rows of a table as padded batches, which need no targets; for translation, packed pairs."""
     count = min(rows, len(table))
     chosen = table.take([index * len(table) // count for index in range(count)])
+    if isinstance(record.task, Translation):
+        translator, config = require_decoder(model), pair_config(record.sequences)
+        config = config.changed(layout="packed", too_long="cut", micro_tokens=max(_SAMPLE_TOKENS, config.length))
+        return _pair_batches(translator, record.task.pairs(record.task.examples(chosen), translator, config), config)
     examples = record.task.examples(chosen, has_targets=False)
     features = record.task.features(examples, Encoding.of(model, record.sequences.length))
     reader = ExampleReader(features, record.sequences, model.require_tokenizer().pad)
-    samples = []
+    samples: list[Sample] = []
     for plan in EvaluationPlan(features, _SAMPLE_TOKENS).one_epoch():
         batch = reader[plan].batch
         assert isinstance(batch, TaskBatch)
@@ -107,3 +114,10 @@ def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int 
         types = None if batch.types is None else batch.layout.pad(batch.types)[0]
         samples.append(Inputs(tokens, layout, types))
     return samples
+
+
+def _pair_batches(model: Seq2Seq, pairs: Pairs, config: PairConfig) -> list[Sample]:
+    tokenizer = model.require_tokenizer()
+    reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
+    batches = [reader[plan].batch for plan in PairPlan(pairs, config, 0).one_epoch()]
+    return [batch for batch in batches if isinstance(batch, PairBatch)]

@@ -16,9 +16,11 @@ from bertsmith.data.examples import ExampleConfig
 from bertsmith.data.loader import SpecialTokens
 from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.engines.base import Runner
+from bertsmith.engines.exit_runner import AdaptiveTranslator
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
+from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.objectives.translation import TranslationConfig
@@ -142,7 +144,7 @@ class Translation(PairTask[TextExample]):
     def predict(
         self, model: Runner, examples: Sequence[TextExample], sequences: ExampleConfig, watch: Watch | None = None
     ) -> Sequence[Answer]:
-        translator = require_decoder(model)
+        translator = model if isinstance(model, AdaptiveTranslator) else require_decoder(model)
         visible = [index for index, example in enumerate(examples) if is_visible(example.text)]
         done = 0
 
@@ -204,8 +206,9 @@ class Translation(PairTask[TextExample]):
         )
 
 
-def require_decoder(model: object) -> Seq2Seq:
-    """Return the model if it has a decoder; raise InputError otherwise."""
+def require_decoder(model: Runner | Model) -> Seq2Seq:
+    """Return the model, or that of a runner, if it has a decoder; raise InputError otherwise."""
+    model = model.translator if isinstance(model, AdaptiveTranslator) else model
     if not isinstance(model, Seq2Seq):
         raise InputError("MODEL has no decoder, which translation needs; use one such as the preset transformer-small")
     return model

@@ -14,8 +14,7 @@ from bertsmith.answers.sequences import Answer
 from bertsmith.checkpoint.source import ModelSource, check_name
 from bertsmith.checkpoint.store import load
 from bertsmith.data.examples import ExampleConfig, ExamplePlan
-from bertsmith.data.loader import SpecialTokens
-from bertsmith.data.pairs import PairConfig, PairPlan, PairReader
+from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
 from bertsmith.models.attach_heads import with_task_head
@@ -50,13 +49,17 @@ from bertsmith.training.distillation import (
     teaching_cost,
 )
 from bertsmith.training.evaluator import Evaluator
-from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
-from bertsmith.training.quantising import QuantisedLearning, add_quantisation, calibrate_ranges
+from bertsmith.training.quantising import (
+    QuantisedLearning,
+    add_quantisation,
+    calibrate_pair_ranges,
+    calibrate_ranges,
+)
 from bertsmith.training.run_config import Method, RunConfig, device_type
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
-from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pairs_fingerprint, task_trainer
+from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
 from bertsmith.training.trainer import Trainer
 
 # settings that only some heads have -> the config class of those heads
@@ -156,6 +159,8 @@ class TaskSettings(Record):
 class TranslationSettings(TaskSettings):
     """Settings of a fine-tuning of an encoder-decoder on pairs of texts."""
 
+    quantisation: QuantisedLearning | None = None
+    """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: PairConfig = PairConfig()
     batch: BatchConfig = BatchConfig(tokens=4096)
     # the paper's: Adam without weight decay or clipping, a rate that falls with the root of the step
@@ -354,12 +359,10 @@ def _make_translation(
     data: TaskData, settings: TranslationSettings, out: Path, *, start: Model | None, device: str, show: bool
 ) -> Finetuning:
     model = translation_model(settings, data.train, start)
-    tokenizer, config, seed = model.require_tokenizer(), settings.sequences, settings.run.seed
+    config = settings.sequences
     train, dev = (settings.pair_task.pairs(examples, model, config) for examples in (data.train, data.dev))
-    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
-    length = int(max(side.mean() for side in train.lengths))
-    flops = training_flops(model.config, length, settings.objective.targets_per_token)
-    phase = PhaseData(PairPlan(train, config, seed), PairReader(train, config, special), flops, seed)
+    if settings.quantisation is not None:
+        calibrate_pair_ranges(model, train, config, settings.quantisation.calibration, settings.run.seed)
     notices = [*data.notices]
     counts: dict[str, Any] = {}
     for split, pairs in (("train", train), ("dev", dev)):
@@ -367,13 +370,15 @@ def _make_translation(
         if pairs.dropped or pairs.cut:
             lost = f"{pairs.dropped:,} left out, {pairs.cut:,} cut"
             notices.append(f"{split}: {lost} of the pairs with a text of more than {config.length} tokens")
-    trainer = Trainer(
+    trainer = pair_trainer(
+        settings.method,
         model,
         settings.objective.build(),
-        TrainingData((phase,), PairPlan(dev, config, 0), PairReader(dev, config, special)),
-        settings.method,
+        train,
+        dev,
+        config,
         out,
-        fingerprint=pairs_fingerprint(train, tokenizer.hash, is_half=settings.run.is_half(device)),
+        targets_per_token=settings.objective.targets_per_token,
         device=device,
         show=show,
         notices=notices,
@@ -410,7 +415,7 @@ def translation_model(
             raise InputError(
                 f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.max_length}"
             )
-    return model
+    return require_decoder(add_quantisation(model, settings.quantisation))
 
 
 def translation_config(source: ModelSource, vocabulary: int) -> ModelConfig:

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from bertsmith.answers.sequences import Features, Ragged
 from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader
-from bertsmith.data.pairs import Pairs
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.models.cost import training_flops
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
@@ -134,6 +135,39 @@ def task_trainer(
         out,
         fingerprint=_fingerprint(train, tokenizer.hash, is_half=run.run(1).is_half(device)),
         evaluator=evaluator,
+        device=device,
+        show=show,
+        notices=notices,
+    )
+
+
+def pair_trainer(
+    method: Method,
+    model: Model,
+    objective: Objective[Any, Any],
+    train: Pairs,
+    dev: Pairs,
+    sequences: PairConfig,
+    out: Path,
+    *,
+    targets_per_token: float,
+    device: str = "auto",
+    show: bool = True,
+    notices: Sequence[str] = (),
+) -> Trainer:
+    """Return the trainer of an encoder-decoder over pairs of texts."""
+    tokenizer, run = model.require_tokenizer(), method.run
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    length = int(max(side.mean() for side in train.lengths))
+    flops = training_flops(model.config, length, targets_per_token)
+    phase = PhaseData(PairPlan(train, sequences, run.seed), PairReader(train, sequences, special), flops, run.seed)
+    return Trainer(
+        model,
+        objective,
+        TrainingData((phase,), PairPlan(dev, sequences, 0), PairReader(dev, sequences, special)),
+        method,
+        out,
+        fingerprint=pairs_fingerprint(train, tokenizer.hash, is_half=run.is_half(device)),
         device=device,
         show=show,
         notices=notices,

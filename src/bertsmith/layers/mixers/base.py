@@ -123,6 +123,13 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(f"{type(self).__name__} cannot decode step by step; allowed: mixers with is_causal")
 
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        """Return the new state of `step` without its output: later tokens see this one, which itself is not mixed.
+
+        Shape: hidden (batch, width).
+        """
+        return self.step(hidden, state, context)[1]
+
     def redraw_features(self, step: int, seed: int, number: int) -> None:
         """Hook called by the trainer before every optimiser step: redraw random features if it is time.
 
@@ -228,7 +235,7 @@ class QueryKeyValueMixer(Mixer):
         """Return the keys and values of the memory, or empty ones."""
         if context.memory is not None:
             return self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
-        new, batch, heads = self.output.weight.new_zeros, context.layout.batch, context.keep_heads or self.heads
+        new, batch, heads = self.output.new_zeros, context.layout.batch, context.keep_heads or self.heads
         return new(batch, 0, heads, self.head_width), new(batch, 0, heads, self.value_width)
 
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:

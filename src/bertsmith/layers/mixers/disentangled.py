@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import dropout
@@ -12,7 +11,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import KEY, QUERY, MixerConfig, QueryKeyValueMixer, State
+from bertsmith.layers.mixers.base import KEY, KEY_AND_VALUE, QUERY, MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import (
@@ -162,7 +161,7 @@ class DisentangledAttention(QueryKeyValueMixer):
 
     def start(self, context: ForwardContext) -> State:
         # the position of the next query
-        position = torch.zeros(context.layout.batch, dtype=torch.long, device=self.output.weight.device)
+        position = self.output.new_zeros(context.layout.batch).long()
         return *super().start(context), position
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
@@ -175,6 +174,12 @@ class DisentangledAttention(QueryKeyValueMixer):
             relative = replace(relative, query_positions=position[:, None], are_distinct=True)
         mixed = self._mix(query, key, value, context, one, key_layout, relative, is_causal=False)
         return mixed[:, 0], (key, value, position + 1)
+
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        *cached, position = state
+        return *append_token(cached, self._parts(hidden, context, KEY_AND_VALUE)), position + 1
 
     def _mix(
         self,

@@ -68,7 +68,7 @@ class DynamicConv(Mixer):
     def start(self, context: ForwardContext) -> State:
         """Return zeros for the kernel_size − 1 tokens before the first."""
         heads = context.keep_heads or self.heads
-        before = self.output.weight.new_zeros(context.layout.batch, self.kernel.kernel_size - 1, heads, self.head_width)
+        before = self.output.new_zeros(context.layout.batch, self.kernel.kernel_size - 1, heads, self.head_width)
         return (before,)
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
@@ -78,6 +78,12 @@ class DynamicConv(Mixer):
         (window,) = append_token(state, [self._by_head(inner)])  # (batch, kernel_size, heads, head_width)
         mixed = self.kernel.step(window, inner, context)
         return self._output(mixed, context), (window[:, 1:],)
+
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.kernel.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        (window,) = append_token(state, [self._by_head(self._project(hidden, context))])
+        return (window[:, 1:],)
 
     def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)

@@ -22,6 +22,7 @@ from bertsmith.ops.favor import (
     RandomFeatures,
     draw,
     favor,
+    favor_absorb,
     favor_map,
     favor_memory,
     favor_read,
@@ -183,6 +184,12 @@ class FavorAttention(QueryKeyValueMixer):
             query, key, value = self._project(hidden, context)
             mixed, state = favor_step(query, key, value, FavorState(*state), self._random_features())
         return self._output(mixed, context), state
+
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        key, value = self._parts(hidden, context, KEY_AND_VALUE)
+        return favor_absorb(key, value, FavorState(*state), self._random_features())
 
     def _random_features(self) -> RandomFeatures:
         return RandomFeatures(self.projection, self.features.feature_map, self.features.epsilon)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.layers.mixers.base import MixerConfig, QueryKeyValueMixer, State
+from bertsmith.layers.mixers.base import KEY_AND_VALUE, MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.positions import Rotary
 from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
@@ -150,6 +150,14 @@ class FullAttention(QueryKeyValueMixer):
             backend=resolve_backend(BACKENDS, context.backend),
         )[:, 0]
         return self._output(mixed, context), state
+
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        key, value = self._parts(hidden, context, KEY_AND_VALUE)
+        if self.rotary is not None:
+            key = self.rotary.rotations(torch.tensor(state[0].shape[1], device=hidden.device))(key)
+        return append_token(state, (key, value))
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         if self.rotary is None and self.window is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import MixerConfig, QueryKeyValueMixer, State, append_token
+from bertsmith.layers.mixers.base import KEY_AND_VALUE, MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
@@ -103,6 +103,10 @@ class TapSource(nn.Module):
         """Return the source vectors of the next token, (batch, heads · head_width), and the new state."""
         return query.flatten(-2), state
 
+    def absorb(self, hidden: Tensor, state: State) -> State:
+        """Return the new state of `step` without its output."""
+        return state
+
     def reorder(self, heads: Tensor) -> None:
         """Sort the heads in place by the given order."""
 
@@ -148,6 +152,10 @@ class SpanKey(TapSource):
         (window,) = append_token(state, [hidden])  # (batch, kernel_size, width)
         key = self.pointwise(conv.depthwise_step(window, self.depthwise), WeightSlice(keep_out=context.keep_heads))
         return query.flatten(-2) * key, (window[:, 1:],)
+
+    def absorb(self, hidden: Tensor, state: State) -> State:
+        (window,) = append_token(state, [hidden])
+        return (window[:, 1:],)
 
     def reorder(self, heads: Tensor) -> None:
         self.pointwise.reorder(units_out=heads)
@@ -230,6 +238,14 @@ class SpanConv(QueryKeyValueMixer):
         convolved = self.kernel.step(window, source, context)
         mixed = self._output(torch.cat([attended, convolved], dim=-2), context)
         return mixed, (key, value, window[:, 1:], *spans)
+
+    def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
+        if not (self.is_causal or context.is_causal):
+            return super().absorb(hidden, state, context)
+        parts = self._parts(hidden, context, KEY_AND_VALUE)
+        convolved = parts[-1]  # the attention's values where both kinds of heads share them
+        key, value, window = append_token(state[:3], (*parts[:2], convolved))
+        return key, value, window[:, 1:], *self.span.absorb(hidden, state[3:])
 
     def reorder(self, heads: Tensor) -> None:
         super().reorder(heads)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
 from bertsmith.models.heads.chart import ChartConfig
+from bertsmith.models.heads.decoder_exits import DecoderExitsConfig
 from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
@@ -30,6 +31,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     **TASK_HEADS,
     "chart": ChartConfig,
     "exits": ExitsConfig,
+    "decoder_exits": DecoderExitsConfig,
 }
 
 AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
@@ -38,6 +40,7 @@ __all__ = [
     "HEADS",
     "AnyHead",
     "ChartConfig",
+    "DecoderExitsConfig",
     "ExitsConfig",
     "GatesConfig",
     "HeadConfig",

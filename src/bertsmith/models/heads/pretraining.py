@@ -6,13 +6,14 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, pad
+from torch.nn.functional import embedding
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, Norm
+from bertsmith.layers.embedding import token_scores
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import HeadConfig
 
@@ -189,7 +190,7 @@ class MaskedTokens(nn.Module):
         Shape: hidden (…, width), table (vocabulary, embedding width) -> (…, vocabulary). On a GPU the last axis is
         padded to a multiple of 64 with scores of -inf, because tensor cores need aligned rows.
         """
-        return _token_scores(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias)
+        return token_scores(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias)
 
 
 class NextToken(nn.Module):
@@ -201,16 +202,7 @@ class NextToken(nn.Module):
 
     def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
         """Return the scores over the vocabulary, shaped as in `MaskedTokens`."""
-        bias = table.new_zeros(table.shape[0]) if self.bias is None else self.bias
-        return _token_scores(hidden, table, bias)
-
-
-def _token_scores(hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
-    """Return hidden · tableᵀ + bias; on a GPU the last axis is padded to a multiple of 64 for tensor cores."""
-    missing = -table.shape[0] % 64 if table.is_cuda else 0
-    if missing:
-        table, bias = pad(table, (0, 0, 0, missing)), pad(bias, (0, missing), value=-torch.inf)
-    return linear(hidden, table, bias)
+        return token_scores(hidden, table, self.bias)
 
 
 class Pooler(nn.Module):

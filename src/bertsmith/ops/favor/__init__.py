@@ -1,7 +1,7 @@
 """Linear-time attention by random features, FAVOR+ (Choromanski et al. 2021).
 
-`favor` returns the output, `favor_map` the estimated probabilities; `favor_start`, `favor_memory`, `favor_step` and
-`favor_read` are for decoding. All take `RandomFeatures`, whose random matrix `draw` returns.
+`favor` returns the output, `favor_map` the estimated probabilities; `favor_start`, `favor_memory`, `favor_step`,
+`favor_absorb` and `favor_read` are for decoding. All take `RandomFeatures`, whose random matrix `draw` returns.
 """
 
 import torch
@@ -13,7 +13,7 @@ from bertsmith.ops.favor import fused, linear, reference
 from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMapName, draw
 from bertsmith.ops.favor.features import RandomFeatures
 from bertsmith.ops.favor.reference import FavorInputs
-from bertsmith.ops.favor.step import FavorState, favor_memory, favor_read, favor_start, favor_step
+from bertsmith.ops.favor.step import FavorState, favor_absorb, favor_memory, favor_read, favor_start, favor_step
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +23,7 @@ __all__ = [
     "RandomFeatures",
     "draw",
     "favor",
+    "favor_absorb",
     "favor_map",
     "favor_memory",
     "favor_read",

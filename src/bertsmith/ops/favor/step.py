@@ -46,14 +46,19 @@ def favor_step(
 
     Shape: query, key, value (batch, heads, head_width).
     """
+    state = favor_absorb(key, value, state, features)
+    return favor_read(query, state, features), state
+
+
+def favor_absorb(key: Tensor, value: Tensor, state: FavorState, features: RandomFeatures) -> FavorState:
+    """Return the state after the next key and value of every sequence, each (batch, heads, head_width)."""
     with torch.autocast(key.device.type, enabled=False):
         keys = key_side(key[:, None], replace(features, epsilon=0.0), None, is_causal=False)
         level = torch.maximum(state.level, keys.level)
         # ε is relative to the largest feature so far
         new = keys.features * (keys.level - level).exp() + features.added_epsilon
         sums = state.sums * (state.level - level).exp() + new.mT @ with_ones(value[:, None])
-    state = FavorState(sums, level)
-    return favor_read(query, state, features), state
+    return FavorState(sums, level)
 
 
 def favor_read(query: Tensor, state: FavorState, features: RandomFeatures) -> Tensor:

@@ -80,9 +80,10 @@ def read_settings(
     """
     model = FineTunedSource.parse(expand_source(plain["model"]), source="model")
     folder, record = model.path, read_task_record(model.name)
-    if isinstance(record.sequences, PairConfig) and not kind.is_for_translation:
+    if isinstance(record.sequences, PairConfig) and not (record.task.kind == "translation" and kind.is_for_translation):
         raise InputError(
-            f"model {model.name!r} has a decoder; allowed: encoders, or --method exits, which adds exits to its decoder"
+            f"model {model.name!r} has a decoder; allowed: encoders, or a translation model with --method exits, which "
+            "adds exits to its decoder"
         )
     if plain.get("data") is None:
         raise InputError("data is not given; pass --data with the folder the model was fine-tuned on")

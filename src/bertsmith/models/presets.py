@@ -11,8 +11,6 @@ from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (
-    HeadConfig,
-    MaskDecoderConfig,
     MaskedTokensConfig,
     NextSentenceConfig,
     NextTokenConfig,
@@ -63,12 +61,7 @@ def deberta(size: DebertaSize) -> ModelConfig:
     layer = size.layer(mixer, norm=size.norm_of(1e-7))
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
     encoder = size.encoder(embedding, *[layer] * size.layers, relative=size.relative())
-    return ModelConfig(family="deberta", encoder=encoder, heads=_deberta_heads(size))
-
-
-def _deberta_heads(size: DebertaSize | BucketSize) -> tuple[HeadConfig, ...]:
-    decoder = (MaskDecoderConfig(max_length=size.max_length),) if size.has_mask_decoder else ()
-    return (*decoder, MaskedTokensConfig(epsilon=1e-7))
+    return ModelConfig(family="deberta", encoder=encoder, heads=size.masked_heads())
 
 
 def deberta_ap(size: DebertaSize) -> ModelConfig:
@@ -89,7 +82,7 @@ def deberta_v2(size: BucketSize) -> ModelConfig:
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
     relative = size.relative(max_distance=size.max_distance, has_norm=True)
     encoder = size.encoder(embedding, first, *[layer] * (size.layers - 1), relative=relative)
-    return ModelConfig(family="deberta-v2", encoder=encoder, heads=_deberta_heads(size))
+    return ModelConfig(family="deberta-v2", encoder=encoder, heads=size.masked_heads())
 
 
 def deberta_v3(size: BucketSize) -> ModelConfig:

@@ -14,6 +14,7 @@ from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.long_short import LongShortConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, Sharing
+from bertsmith.models.heads import HeadConfig, MaskDecoderConfig, MaskedTokensConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
 
@@ -117,24 +118,32 @@ class RelativeSize(Size):
         return RelativeConfig(span=self.span, **settings)
 
 
-class DebertaSize(RelativeSize):
+class MaskDecoderSize(RelativeSize):
+    """A size with DeBERTa's heads."""
+
+    has_mask_decoder: bool = True
+    """Fill masks with the enhanced mask decoder, which adds absolute positions before the last layer."""
+
+    def masked_heads(self) -> tuple[HeadConfig, ...]:
+        """Return the heads that fill masks."""
+        tokens = MaskedTokensConfig(epsilon=1e-7)
+        return (MaskDecoderConfig(max_length=self.max_length), tokens) if self.has_mask_decoder else (tokens,)
+
+
+class DebertaSize(MaskDecoderSize):
     """A size with relative positions, one table row per distance."""
 
     vocabulary: Count = 50265
     span: Count = 512
-    has_mask_decoder: bool = True
-    """Fill masks with the enhanced mask decoder, which adds absolute positions before the last layer."""
 
 
-class BucketSize(RelativeSize):
+class BucketSize(MaskDecoderSize):
     """A size with bucketed relative positions and an optional convolution branch (kernel_size 0: none)."""
 
     vocabulary: Count = 128100
     span: Count = 256
     max_distance: Count = 512
     kernel_size: int = Field(default=0, ge=0)
-    has_mask_decoder: bool = True
-    """Fill masks with the enhanced mask decoder, which adds absolute positions before the last layer."""
 
 
 class DisentangledSize(RelativeSize):

@@ -45,7 +45,7 @@ class BlockCounts:
 
 
 class ExitPolicy:
-    """Decides which tokens leave at an exit; one object per batch of sequences, rows are those of its decoder."""
+    """Decides which tokens leave at an exit; one object per batch of sequences."""
 
     reads_scores = False
     """Whether `leaves` needs the log-probabilities of the exit."""

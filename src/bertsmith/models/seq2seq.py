@@ -240,7 +240,7 @@ class Seq2Seq(Model):
         return self._table_scores(states, head.bias)
 
     def exit_scores(self, layer: int, states: Tensor) -> Tensor:
-        """Return the scores of the exit after so many decoder blocks: (…, width) -> (…, vocabulary)."""
+        """Return the scores of the exit after decoder block `layer`: (…, width) -> (…, vocabulary)."""
         return self.head("decoder_exits")(layer, states, self._table_scores)
 
     def _table_scores(self, states: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -31,7 +31,7 @@ CHUNK_SCORES = 2**23
 
 
 class OracleConfig(Record):
-    """The exits that a chooser learns: those of largest score - extra_cost · blocks."""
+    """Targets of a chooser: the exits of largest score - extra_cost · blocks."""
 
     score: Literal["likelihood", "correctness"] = "likelihood"
     """The log-probability of the right token, or 1 if it is the likeliest one; summed over a sequence with
@@ -46,9 +46,9 @@ class OracleConfig(Record):
 
 @dataclass(frozen=True)
 class ExitScores:
-    """What the heads say about the right tokens of a batch, the last block's head last; no gradients but `loss`.
+    """Losses and predictions of all heads for the right tokens, the last block's head last; only `loss` has a gradient.
 
-    Shape: log_likelihoods, probabilities and are_right (heads, tokens), 0 where nothing is to be said; loss (heads,),
+    Shape: log_likelihoods, probabilities and are_right (heads, tokens), 0 at padding; loss (heads,),
     sums over tokens.
     """
 
@@ -62,7 +62,7 @@ class ExitScores:
 class DepthLearning(Objective[PairBatch, TeacherForced]):
     """The mean loss over all exits and the last head and, if the exits have a chooser, its cross-entropy to the oracle.
 
-    A model without exits has one head: the loss is that of translation.
+    A model without exits has one head: the loss is the translation loss.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class DepthLearning(Objective[PairBatch, TeacherForced]):
 
 
 def teacher_forced(model: Seq2Seq, batch: PairBatch) -> tuple[Tensor, EncoderOutput]:
-    """Return the encoder's hidden states, and those of all decoder blocks given the right target so far."""
+    """Return the hidden states of the encoder and of all decoder blocks, with teacher forcing."""
     source = model.encoder(batch.source, batch.source_layout)
     memory = Memory(source, batch.source_layout)
     inputs = EncoderInputs(batch.target, batch.target_layout, memory=memory, table=model.borrowed_table)
@@ -181,7 +181,7 @@ def exit_scores(
     losses, tables = [], []
     for layer in (*layers, None):
         states = _flat(output.last if layer is None else output.normalised(layer))
-        # the backward pass computes the scores of a chunk again, so that those of one chunk alone are kept
+        # the backward pass recomputes the scores, so that only one chunk of them is in memory
         parts = [
             checkpoint(chunk, layer, *part, use_reentrant=False, preserve_rng_state=False)
             for part in zip(states.split(size), expected.split(size), strict=True)

@@ -50,7 +50,7 @@ class DecoderExitHeadsConfig(Record):
     is_tied: bool = True
     """Whether exits share the token table with the last head or have a matrix of their own each."""
     choose: Choose = "confidence"
-    """How the exit of a token is chosen (docs/how-to/exits.md)."""
+    """Choice of the exit of each token (docs/how-to/exits.md)."""
 
 
 class DepthRuleConfig(Record):
@@ -139,7 +139,7 @@ def depth_objective(settings: DecoderExitSettings, model: Seq2Seq) -> DepthLearn
 
 @dataclass(frozen=True)
 class ObservedExits:
-    """What all exits did on dev, teacher-forced.
+    """Outputs of all exits on dev, with teacher forcing.
 
     Shape: log_likelihoods (heads, tokens), of the right tokens; decisions (exits, tokens), the numbers that thresholds
     apply to, or (heads, tokens), log q of a chooser that takes the largest.

@@ -35,7 +35,7 @@ def made(pairs_folder: Path) -> tuple[Model, Pairs]:
     small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "max_length": 32}
     model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=tokenizer.size, **small), seed=0).double()
     model.tokenizer = tokenizer
-    return model, Pairs.tokenised(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
+    return model, Pairs.tokenise(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
 
 
 def with_exits(model: Model, choose: Choose = "confidence", layers: tuple[int, ...] = (1,)) -> Model:

@@ -75,7 +75,7 @@ class DecoderExits(nn.Module):
         self.chooser = CHOOSERS[config.choose](width, len(config.layers))
 
     def forward(self, layer: int, hidden: Tensor, table_scores: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the scores of the next token after so many blocks: (…, width) -> (…, vocabulary).
+        """Return the scores of the next token at the exit after block `layer`: (…, width) -> (…, vocabulary).
 
         `hidden` comes after the decoder's final norm; `table_scores` is the product with the shared token table.
         """

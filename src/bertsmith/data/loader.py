@@ -81,16 +81,20 @@ class BatchReader(Dataset[Loaded]):
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens of a batch, with sequences starting at `begins`, and their types, if any.
 
-        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding.
+        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding. Where documents
+        are joined, a has a [SEP] between two of them.
 
         Shape: begins (sequences,), positions in the flattened batch.
         """
         size = math.prod(shape)
         tokens = np.full(size, self.special.pad, dtype=np.int64)
-        sizes = sequences.stop - sequences.start
+        sizes = sequences.run_lengths
         before = np.cumsum(sizes) - sizes
         before -= before[sequences.offsets[:-1]][sequences.owner]  # relative to the sequence
         positions = begins[sequences.owner] + 1 + before + sequences.is_second
+        if sequences.breaks is not None:
+            tokens[positions[sequences.breaks]] = self.special.separator
+            positions = positions + sequences.breaks
         runs = (sequences.document, sequences.start, sequences.stop, positions)
         for document, start, stop, position in zip(*(array.tolist() for array in runs), strict=True):
             tokens[position : position + stop - start] = self.corpus.read(document, start, stop)

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,12 @@ from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig
 from bertsmith.data.sequences import Sequences
-from bertsmith.data.shards import TokenCorpus
+
+
+class TokenSource(Protocol):
+    """Documents of tokens; a TokenCorpus is one."""
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Loaded:
 class BatchReader(Dataset[Loaded]):
     """Reads the batches of a plan. Stateless; may run in worker processes."""
 
-    def __init__(self, corpus: TokenCorpus, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
+    def __init__(self, corpus: TokenSource, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
         self.corpus, self.config, self.special = corpus, config, special
         self.slots = slots
         """Number of sequences that packed batches are padded to, for a fixed shape; None for no such padding."""

@@ -9,6 +9,7 @@ from bertsmith.errors import InputError
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, progress_bar, read_task
 from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
+from bertsmith.runs.residues import ResidueResult, evaluate_residues
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.runs.word_perplexity import WordPerplexityResult, evaluate_word_perplexity
 from bertsmith.tasks.data_source import task_splits
@@ -38,7 +39,10 @@ class EvaluateResult(OneShotResult):
         return self.scores.metric
 
 
-METRIC_FLAGS = {"word_perplexity": ("field", "length", "stride", "articles", "detokenise", "allow_lossy")}
+METRIC_FLAGS = {
+    "word_perplexity": ("field", "length", "stride", "articles", "detokenise", "allow_lossy"),
+    "residues": ("field", "length", "joined"),
+}
 """Flags of each value of --metric."""
 
 
@@ -54,16 +58,17 @@ def evaluate(
     beam: int | None = None,
     length_penalty: float | None = None,
     extra_length: int | None = None,
-    metric: Literal["word_perplexity"] | None = None,
+    metric: Literal["word_perplexity", "residues"] | None = None,
     field: str | None = None,
     length: int | None = None,
     stride: int | None = None,
     articles: bool | None = None,
     detokenise: bool | None = None,
     allow_lossy: bool | None = None,
+    joined: bool | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
-) -> EvaluateResult | WordPerplexityResult:
+) -> EvaluateResult | WordPerplexityResult | ResidueResult:
     """Score a fine-tuned model on one split of a data set, or a language model on text with --metric.
 
     Writes the metrics of the task, the predictions and report.html; with --metric, result.json only.
@@ -94,11 +99,12 @@ def evaluate(
         Translation: maximum output tokens beyond the length of the source.
     metric
         word_perplexity: perplexity per word and bits per byte of a causal language model on the text of --data (.txt,
-        .jsonl, .parquet). By default, the metrics of the model's task.
+        .jsonl, .parquet). residues: accuracy and perplexity of a protein model. By default, the metrics of the model's
+        task.
     field
-        With --metric: field or column with the text; text by default.
+        With --metric: field or column with the text; text by default, sequence for residues.
     length
-        With --metric: tokens of a window; 512 or the model's maximum by default.
+        With --metric: tokens of a window; 512 (residues: 1024) or the model's maximum by default.
     stride
         Word perplexity: tokens from one window to the next; half of --length by default. A smaller stride gives every
         token more context and takes more time.
@@ -110,6 +116,8 @@ def evaluate(
     allow_lossy
         Word perplexity: measure a model whose tokenizer changes the text, for example to lower case. The result is not
         comparable with others.
+    joined
+        Residues: join the proteins and cut them into windows of --length tokens; otherwise each is cropped to --length.
     device
         Device to run on; "auto" uses a GPU if one is available.
     force
@@ -129,11 +137,14 @@ def evaluate(
         "articles": articles,
         "detokenise": detokenise,
         "allow_lossy": allow_lossy,
+        "joined": joined,
     }
     given = {name: value for name, value in options.items() if value is not None}
     _check_flags(metric, given)
     if metric == "word_perplexity":
         return evaluate_word_perplexity(model, data, out, split=split, device=device, force=force, **given)
+    if metric == "residues":
+        return evaluate_residues(model, data, out, split=split, device=device, force=force, **given)
     check_out(out, force, model, existing_path(data))
     record = read_task(
         model,

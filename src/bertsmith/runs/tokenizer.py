@@ -123,9 +123,9 @@ def tokenizer(
     for name, value in (("kind", kind), ("vocabulary", vocabulary), ("lowercase", lowercase)):
         if extend is not None and value is not None:
             raise InputError(f"--{name} is {value!r} with --extend, which does not change the {name}; omit --{name}")
-    for name, value in (("alphabet", alphabet), ("marks-words", marks_words)):
-        if kind != "characters" and value is not None:
-            raise InputError(f"--{name} is {value!r} without --kind characters; add it, or omit --{name}")
+    for flag, given in (("alphabet", alphabet), ("marks-words", marks_words)):
+        if kind != "characters" and given is not None:
+            raise InputError(f"--{flag} is {given!r} without --kind characters; add it, or omit --{flag}")
     extended = None if extend is None else model_folder(extend)
     base = None if extended is None else Tokenizer.load(extended)
     inputs = [*files, *([] if extended is None else [extended])]

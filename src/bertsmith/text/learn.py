@@ -253,7 +253,8 @@ class _CharacterCounts:
             for normal in _normalize(normalizer, letter):
                 totals[normal] = totals.get(normal, 0) + int(self.counts[ord(letter)])
         target = sum(totals.values()) * _COVERAGE
-        frequent, covered = [], 0
+        frequent: list[str] = []
+        covered = 0
         for letter, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0])):
             if covered >= target and len(frequent) >= at_least:
                 break

@@ -136,7 +136,7 @@ def _groups(texts: Sequence[np.ndarray], length: int, stride: int) -> Iterator[l
 def _log_probabilities(model: Model, group: list[tuple[np.ndarray, Window]], start: int) -> list[np.ndarray]:
     # the last token of a window is only predicted, so [CLS] takes its position
     rows = [np.concatenate([[start], text[window.begin : window.stop - 1]]) for text, window in group]
-    tokens, layout = packed(rows, filling=0)
+    tokens, layout = packed(rows, 0)
     offsets = np.cumsum([0, *map(len, rows)])
     positions = [
         offset + np.arange(window.first - window.begin, window.stop - window.begin)

@@ -86,8 +86,8 @@ class BatchReader(Dataset[Loaded]):
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens of a batch, with sequences starting at `begins`, and their types, if any.
 
-        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding. Where documents
-        are joined, a has a [SEP] between two of them.
+        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding. Joined
+        documents have a [SEP] between them in a.
 
         Shape: begins (sequences,), positions in the flattened batch.
         """

@@ -53,6 +53,8 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     changes = list(SMALL)
     if "ramp_from" in plain["batch"]:
         changes.append("batch.ramp_from=256")
+    if plain["sequences"]["length"] > 256:
+        changes.append("sequences.length=128")
     if plain["model"]["preset"] != "bert-tiny":
         changes += ["model.overrides.layers=2", "model.overrides.width=48", "model.overrides.heads=4"]
     metrics = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,12 @@ from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig
 from bertsmith.data.sequences import Sequences
-from bertsmith.data.shards import TokenCorpus
+
+
+class TokenSource(Protocol):
+    """Documents of tokens; a TokenCorpus is one."""
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Loaded:
 class BatchReader(Dataset[Loaded]):
     """Reads the batches of a plan. Stateless; may run in worker processes."""
 
-    def __init__(self, corpus: TokenCorpus, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
+    def __init__(self, corpus: TokenSource, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
         self.corpus, self.config, self.special = corpus, config, special
         self.slots = slots
         """Number of sequences that packed batches are padded to, for a fixed shape; None for no such padding."""
@@ -81,16 +86,20 @@ class BatchReader(Dataset[Loaded]):
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens of a batch, with sequences starting at `begins`, and their types, if any.
 
-        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding.
+        A sequence is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with type 1 from b on; the rest is padding. Joined
+        documents have a [SEP] between them in a.
 
         Shape: begins (sequences,), positions in the flattened batch.
         """
         size = math.prod(shape)
         tokens = np.full(size, self.special.pad, dtype=np.int64)
-        sizes = sequences.stop - sequences.start
+        sizes = sequences.run_lengths
         before = np.cumsum(sizes) - sizes
         before -= before[sequences.offsets[:-1]][sequences.owner]  # relative to the sequence
         positions = begins[sequences.owner] + 1 + before + sequences.is_second
+        if sequences.breaks is not None:
+            tokens[positions[sequences.breaks]] = self.special.separator
+            positions = positions + sequences.breaks
         runs = (sequences.document, sequences.start, sequences.stop, positions)
         for document, start, stop, position in zip(*(array.tolist() for array in runs), strict=True):
             tokens[position : position + stop - start] = self.corpus.read(document, start, stop)

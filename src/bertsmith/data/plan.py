@@ -14,6 +14,7 @@ from typing import Generic, Literal, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from bertsmith.data.joined import full_sentences, windows
 from bertsmith.data.random import shuffled
 from bertsmith.data.segments import inverted_segments, segments
 from bertsmith.data.sequences import Documents, Sequences, chunks, sentence_pairs
@@ -59,6 +60,7 @@ _CUTS = {
     "segments": segments,
     "convbert_segments": inverted_segments,
 }
+_JOINED_CUTS = {"windows": windows, "full_sentences": full_sentences}
 
 
 class SequenceConfig(Record):
@@ -66,9 +68,14 @@ class SequenceConfig(Record):
 
     length: int = Field(default=128, ge=16)
     """Maximum sequence length, including special tokens."""
-    cut: Literal["chunks", "sentence_pairs", "segments", "convbert_segments"] = "chunks"
+    cut: Literal["chunks", "sentence_pairs", "segments", "convbert_segments", "windows", "full_sentences"] = "chunks"
     """Consecutive chunks of a document; BERT's segment pairs for next-sentence prediction; ELECTRA's examples of one or
-    two segments; or ConvBERT's variant of these, whose code has two conditions inverted: nearly always one segment."""
+    two segments; or ConvBERT's variant of these, whose code has two conditions inverted: nearly always one segment.
+    "windows" joins documents, with a [SEP] between them, and cuts at exactly this length; "full_sentences" joins them,
+    too, and cuts at sentence ends (RoBERTa)."""
+    crosses_documents: bool = True
+    """For cut = "windows" and "full_sentences": one sequence may contain several documents. If false, the cuts are the
+    same, but every document in them is a sequence of its own, without attention to the others."""
     layout: Literal["packed", "padded"] = "packed"
     """Concatenated sequences without padding, or rows padded to one length."""
     micro_tokens: int = Field(default=8192, ge=16)
@@ -80,10 +87,19 @@ class SequenceConfig(Record):
             raise ValueError(f"micro_tokens {self.micro_tokens} is less than length {self.length}")
         return self
 
+    @model_validator(mode="after")
+    def _check_crossing(self) -> "SequenceConfig":
+        if not self.crosses_documents and self.cut not in _JOINED_CUTS:
+            raise ValueError(
+                f"crosses_documents is false and cut {self.cut!r} never crosses documents; omit it, or set cut to "
+                "'windows' or 'full_sentences'"
+            )
+        return self
+
     @property
     def has_types(self) -> bool:
         """Whether tokens have a type: 0 in the first segment, 1 in the second."""
-        return self.cut != "chunks"
+        return self.cut in ("sentence_pairs", "segments", "convbert_segments")
 
 
 @dataclass(frozen=True)
@@ -166,7 +182,13 @@ class Plan(Stream[Sequences]):
             return self.config.micro_tokens // self.config.length
         body = self.config.length - 2
         sizes = self.corpus.lengths
-        sequences = int((-(-sizes // body)).sum())
+        if self.config.cut in _JOINED_CUTS:
+            # two neighbours of whole sentences fill more than one body, or they would be one sequence
+            filled = body if self.config.cut == "windows" else body // 2
+            borders = 0 if self.config.crosses_documents else len(sizes)
+            sequences = -(-int(sizes.sum()) // filled) + borders
+        else:
+            sequences = int((-(-sizes // body)).sum())
         mean = int(sizes.sum()) / max(1, sequences) + 2
         return int(1.25 * self.config.micro_tokens / mean) + 8
 
@@ -181,7 +203,7 @@ class Plan(Stream[Sequences]):
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Sequences]]:
         order = self._order(epoch)
         documents = order[window * self.window_documents : (window + 1) * self.window_documents]
-        sequences = _CUTS[self.config.cut](self.corpus, documents, self.config.length, self.seed, epoch)
+        sequences = self._cut(documents, epoch)
         sequences = sequences.take(shuffled(len(sequences), self.seed, epoch, window, 3))
         if self.config.layout == "packed":
             bins = pack(sequences.lengths, self.config.micro_tokens, self.slots)
@@ -189,6 +211,12 @@ class Plan(Stream[Sequences]):
             whole = range(0, len(sequences), self.slots)
             bins = [np.arange(i, min(i + self.slots, len(sequences))) for i in whole]
         return len(bins), lambda position: sequences.take(bins[position])
+
+    def _cut(self, documents: np.ndarray, epoch: int) -> Sequences:
+        inputs, cut = (self.corpus, documents, self.config.length, self.seed, epoch), self.config.cut
+        if cut in _JOINED_CUTS:
+            return _JOINED_CUTS[cut](*inputs, crosses_documents=self.config.crosses_documents)
+        return _CUTS[cut](*inputs)
 
     def _order(self, epoch: int) -> np.ndarray:
         """Return the order of the documents in an epoch; the last order is cached."""

@@ -32,7 +32,7 @@ class Sequences:
     A run is the token range start:stop of a document. The runs of sequence i are offsets[i]:offsets[i + 1], at least
     one, with the runs of the second segment last.
 
-    Shape: document, start, stop, is_second (runs,); offsets (sequences + 1,); sample, is_next (sequences,).
+    Shape: document, start, stop, is_second, breaks (runs,); offsets (sequences + 1,); sample, is_next (sequences,).
     """
 
     document: np.ndarray
@@ -42,6 +42,8 @@ class Sequences:
     offsets: np.ndarray
     sample: np.ndarray
     is_next: np.ndarray | None = None
+    breaks: np.ndarray | None = None
+    """True for a run with a [SEP] before it, because it begins another document; None if there are no such runs."""
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -51,11 +53,17 @@ class Sequences:
         """Index of each run's sequence, (runs,)."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
+    @property
+    def run_lengths(self) -> np.ndarray:
+        """The tokens of each run, a [SEP] before it included, (runs,)."""
+        sizes = self.stop - self.start
+        return sizes if self.breaks is None else sizes + self.breaks
+
     @cached_property
     def segment_lengths(self) -> np.ndarray:
-        """Tokens of text of each segment, (sequences, 2); 0 for a missing one."""
+        """Tokens of each segment, [SEP]s before runs included, (sequences, 2); 0 for a missing one."""
         segment = self.owner * 2 + self.is_second
-        sizes = np.bincount(segment, weights=self.stop - self.start, minlength=2 * len(self))
+        sizes = np.bincount(segment, weights=self.run_lengths, minlength=2 * len(self))
         return sizes.astype(np.int64).reshape(-1, 2)
 
     @property
@@ -76,6 +84,7 @@ class Sequences:
             offsets,
             self.sample[index],
             None if self.is_next is None else self.is_next[index],
+            None if self.breaks is None else self.breaks[runs],
         )
 
 

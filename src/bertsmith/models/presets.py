@@ -28,6 +28,7 @@ from bertsmith.models.sizes import (
     LiteTransformerSize,
     ModernSize,
     PerformerSize,
+    ProteinSize,
     Size,
     TransformerSize,
     UniversalSize,
@@ -195,6 +196,16 @@ def performer(size: PerformerSize) -> ModelConfig:
     encoder = size.encoder(size.embedding(), *[size.layer(mixer)] * size.layers)
     heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
     return ModelConfig(family="performer", encoder=encoder, heads=heads)
+
+
+def performer_protein(size: ProteinSize) -> ModelConfig:
+    """Choromanski et al. 2021, section 4.4: a Performer over amino acids, with sinusoidal positions and no types."""
+    base = performer(size)
+    feedforward = FeedForwardConfig(neurons=size.neurons)
+    layers = [layer.changed(feedforward=feedforward) for layer in base.encoder.layers]
+    # unscaled, fresh token vectors would be far smaller than the sines
+    embedding = size.embedding(positions="sinusoid", types=0, is_scaled=True)
+    return base.changed(encoder=size.encoder(embedding, *layers), heads=(MaskedTokensConfig(),))
 
 
 def modern(size: ModernSize) -> ModelConfig:

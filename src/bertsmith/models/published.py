@@ -24,6 +24,7 @@ from bertsmith.models.presets import (
     lite_transformer,
     modern,
     performer,
+    performer_protein,
     transformer,
     universal,
 )
@@ -39,6 +40,7 @@ from bertsmith.models.sizes import (
     LiteTransformerSize,
     ModernSize,
     PerformerSize,
+    ProteinSize,
     Size,
     TransformerSize,
     UniversalSize,
@@ -135,6 +137,8 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),
     "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, feature_map="relu")),
     "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, feature_map="relu")),
+    "performer-protein-small": (performer_protein, ProteinSize(width=512, layers=6, heads=8, neurons=2048)),
+    "performer-protein-deep": (performer_protein, ProteinSize(width=512, layers=36, heads=8, neurons=1024)),
 }
 
 

@@ -252,6 +252,16 @@ class PerformerSize(Size):
     redraw_every: int = Field(default=1000, ge=0)
 
 
+class ProteinSize(PerformerSize):
+    """A Performer over the 25 letters of proteins and five special tokens."""
+
+    neurons: Count
+    vocabulary: Count = 30
+    max_length: Count = 8192
+    feature_map: FeatureMapName = "relu"
+    placement: Literal["post", "pre"] = "pre"
+
+
 class ModernSize(Size):
     """A size without dropout, with gated feed-forwards and local attention in most layers."""
 

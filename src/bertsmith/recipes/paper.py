@@ -167,6 +167,14 @@ PAPER: dict[str, Recipe] = {
         performer_relu_base={},
     ),
     **by_preset(
+        "Choromanski et al. 2021, section 4.4; batch, steps and warm-up are BERT's",
+        _BERT,
+        _PERFORMER,
+        batch(32, 1024, micro=32768),
+        performer_protein_small={},
+        performer_protein_deep={"sequences.micro_tokens": 8192},
+    ),
+    **by_preset(
         "none published for text encoders; BERT's",
         _BERT,
         lightconv_base={},

@@ -1,6 +1,6 @@
 """Shared steps of `evaluate` and `predict`: read the task record, load the predictor, show progress."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,20 @@ def open_predictor(model: Path, record: TaskRecord, device: str) -> Predictor:
 
 
 @contextmanager
-def progress_bar(predictor: Predictor, name: str) -> Iterator[None]:
-    """Show a progress bar while the predictor runs."""
+def scoring_progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar; the function that is yielded sets the finished and the total number of items."""
     columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(name, total=None)
-        predictor.watch = lambda done, total: progress.update(bar, completed=done, total=total)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def progress_bar(predictor: Predictor, name: str) -> Iterator[None]:
+    """Show a progress bar while the predictor runs."""
+    with scoring_progress(name) as watch:
+        predictor.watch = watch
         yield
     predictor.watch = None
 

@@ -1,14 +1,17 @@
-"""`bertsmith evaluate`: score a fine-tuned model on a split of a task."""
+"""`bertsmith evaluate`: score a fine-tuned model on a split of a task, or a language model on text."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bertsmith.bundled import model_folder
+from bertsmith.errors import InputError
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, progress_bar, read_task
 from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
+from bertsmith.runs.residues import ResidueResult, evaluate_residues
 from bertsmith.runs.result import OneShotResult, print_plain, spread
+from bertsmith.runs.word_perplexity import WordPerplexityResult, evaluate_word_perplexity
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
 from bertsmith.tasks.translation import Translation
@@ -36,6 +39,13 @@ class EvaluateResult(OneShotResult):
         return self.scores.metric
 
 
+METRIC_FLAGS = {
+    "word_perplexity": ("field", "length", "stride", "articles", "detokenise", "allow_lossy"),
+    "residues": ("field", "length", "joined"),
+}
+"""Flags of each value of --metric."""
+
+
 def evaluate(
     model: str | Path,
     *,
@@ -48,17 +58,25 @@ def evaluate(
     beam: int | None = None,
     length_penalty: float | None = None,
     extra_length: int | None = None,
+    metric: Literal["word_perplexity", "residues"] | None = None,
+    field: str | None = None,
+    length: int | None = None,
+    stride: int | None = None,
+    articles: bool | None = None,
+    detokenise: bool | None = None,
+    allow_lossy: bool | None = None,
+    joined: bool | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
-) -> EvaluateResult:
-    """Score a fine-tuned model on one split of a data set.
+) -> EvaluateResult | WordPerplexityResult | ResidueResult:
+    """Score a fine-tuned model on one split of a data set, or a language model on text with --metric.
 
-    Writes the metrics of the task, the predictions and report.html.
+    Writes the metrics of the task, the predictions and report.html; with --metric, result.json only.
 
     Parameters
     ----------
     model
-        Folder of a fine-tuned model.
+        Folder of a fine-tuned model; with --metric, of a pre-trained one.
     data
         Folder with one file per split (.jsonl, .csv, .tsv, also .gz, .xz, .zst; or .parquet), a single such file, or
         a data set on the hub, for example glue/mrpc.
@@ -79,12 +97,54 @@ def evaluate(
         Translation: α in log P / ((5 + length) / 6)^α; 0 disables the penalty.
     extra_length
         Translation: maximum output tokens beyond the length of the source.
+    metric
+        word_perplexity: perplexity per word and bits per byte of a causal language model on the text of --data (.txt,
+        .jsonl, .parquet). residues: accuracy and perplexity of a protein model. By default, the metrics of the model's
+        task.
+    field
+        With --metric: field or column with the text; text by default, sequence for residues.
+    length
+        With --metric: tokens of a window; 512 (residues: 1024) or the model's maximum by default.
+    stride
+        Word perplexity: tokens from one window to the next; half of --length by default. A smaller stride gives every
+        token more context and takes more time.
+    articles
+        Word perplexity: join the lines of WikiText to articles.
+    detokenise
+        Word perplexity: undo WikiText's tokenisation, for models trained on running text. Words are still those of the
+        original text.
+    allow_lossy
+        Word perplexity: measure a model whose tokenizer changes the text, for example to lower case. The result is not
+        comparable with others.
+    joined
+        Residues: join the proteins and cut them into windows of --length tokens; otherwise each is cropped to --length.
     device
         Device to run on; "auto" uses a GPU if one is available.
     force
         Replace the contents of --out.
     """
     model, out, data = model_folder(model), Path(out), str(data)
+    options: dict[str, Any] = {
+        "column": column,
+        "source": source,
+        "target": target,
+        "beam": beam,
+        "length_penalty": length_penalty,
+        "extra_length": extra_length,
+        "field": field,
+        "length": length,
+        "stride": stride,
+        "articles": articles,
+        "detokenise": detokenise,
+        "allow_lossy": allow_lossy,
+        "joined": joined,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_flags(metric, given)
+    if metric == "word_perplexity":
+        return evaluate_word_perplexity(model, data, out, split=split, device=device, force=force, **given)
+    if metric == "residues":
+        return evaluate_residues(model, data, out, split=split, device=device, force=force, **given)
     check_out(out, force, model, existing_path(data))
     record = read_task(
         model,
@@ -131,3 +191,14 @@ def evaluate(
     early = "" if mean_layers is None else f"; {mean_layers:.2f} layers on average"
     print_plain(f"{format_score(result.split, result.scores)}{early}; written to {out}, see report.html")
     return result
+
+
+def _check_flags(metric: str | None, given: dict[str, Any]) -> None:
+    """Raise InputError if a flag does not belong to the metric."""
+    for name in given:
+        flag = name.replace("_", "-")
+        owners = [owner for owner, flags in METRIC_FLAGS.items() if name in flags]
+        if metric is None and owners:
+            raise InputError(f"--{flag} is given without --metric; it needs --metric {' or '.join(owners)}")
+        if metric is not None and metric not in owners:
+            raise InputError(f"--{flag} is given with --metric {metric}, which does not use it; omit it")

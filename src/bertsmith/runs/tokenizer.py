@@ -1,6 +1,7 @@
 """`bertsmith tokenizer`: learn a vocabulary from text files, or add tokens to an existing one."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ class TokenizerResult(OneShotResult):
 
     kind: str | None = None
     lowercase: bool | None = None
+    unknown_letters: int | None = None
+    """With a given alphabet: letters of the text that are not in it."""
     extension: ExtensionSummary | None = spread()
     vocabulary: int
     documents: int
@@ -70,9 +73,11 @@ def tokenizer(
     data: list[Path],
     *,
     out: Path,
-    kind: Literal["wordpiece", "bytes", "unigram"] | None = None,
+    kind: Literal["wordpiece", "bytes", "unigram", "characters"] | None = None,
     vocabulary: int | None = None,
     lowercase: bool | None = None,
+    alphabet: str | None = None,
+    marks_words: bool | None = None,
     extend: str | Path | None = None,
     tokens: int | None = None,
     field: str = "text",
@@ -89,11 +94,18 @@ def tokenizer(
     out
         Output folder for tokenizer.json and result.json.
     kind
-        wordpiece (as in BERT; the default), bytes (byte-level BPE, no unknown tokens) or unigram (as in SentencePiece).
+        wordpiece (as in BERT; the default), bytes (byte-level BPE, no unknown tokens), unigram (as in SentencePiece) or
+        characters (one token per character, for proteins and other strings of letters).
     vocabulary
         Vocabulary size, including special tokens; 30522 by default.
     lowercase
-        Lowercase the text; on by default.
+        Lowercase the text; on by default, except for characters.
+    alphabet
+        With --kind characters: the letters, such as ACDEFGHIKLMNPQRSTVWYBOUXZ, instead of those of the text. Other
+        letters become [UNK].
+    marks_words
+        With --kind characters: a space begins a word, for whole-word masking of written text. Otherwise every letter is
+        a word of its own.
     extend
         Extend this tokenizer: a bundled model (small), or a model or tokenizer folder. Its tokens keep their ids, and
         new tokens learned from the text are added.
@@ -111,12 +123,16 @@ def tokenizer(
     for name, value in (("kind", kind), ("vocabulary", vocabulary), ("lowercase", lowercase)):
         if extend is not None and value is not None:
             raise InputError(f"--{name} is {value!r} with --extend, which does not change the {name}; omit --{name}")
+    for flag, given in (("alphabet", alphabet), ("marks-words", marks_words)):
+        if kind != "characters" and given is not None:
+            raise InputError(f"--{flag} is {given!r} without --kind characters; add it, or omit --{flag}")
     extended = None if extend is None else model_folder(extend)
     base = None if extended is None else Tokenizer.load(extended)
     inputs = [*files, *([] if extended is None else [extended])]
     check_out(out, force, *inputs)
     console, start, count = Console(), time.perf_counter(), _TextCount()
     documents = _count_documents(files, field, count)
+    unknown: int | None = None
     extension = None
     requested = 30522 if vocabulary is None else vocabulary
     if base is not None:
@@ -125,13 +141,30 @@ def tokenizer(
             extension = extend_tokenizer(base, documents, requested)
         new = extension.tokenizer
     else:
-        kind, lowercase = kind or "wordpiece", lowercase is not False
-        new = learn_tokenizer(documents, kind, requested, lowercase=lowercase, progress=console.is_terminal)
+        kind = kind or "wordpiece"
+        lowercase = kind != "characters" if lowercase is None else lowercase
+        letters: Counter[str] = Counter()
+        if alphabet is not None:
+            # with a given alphabet the text is only counted
+            for document in documents:
+                letters.update(document.lower() if lowercase else document)
+        new = learn_tokenizer(
+            documents,
+            kind,
+            requested,
+            lowercase=lowercase,
+            progress=console.is_terminal,
+            alphabet=alphabet,
+            marks_words=bool(marks_words),
+        )
+        if alphabet is not None:
+            unknown = letters.total() - sum(letters[letter] for letter in new.vocabulary)
     claim(out, force, *inputs)
     new.save(out)
     result = TokenizerResult(
         kind=kind,
         lowercase=lowercase,
+        unknown_letters=unknown,
         extension=None if extension is None else ExtensionSummary.of(extension),
         vocabulary=new.size,
         documents=count.documents,
@@ -149,7 +182,9 @@ def tokenizer(
         highlight=False,
         soft_wrap=True,
     )
-    if new.size < requested:
+    if unknown:
+        print_plain(f"{unknown:,} of {letters.total():,} letters of the text are not in the alphabet and become [UNK]")
+    if new.size < requested and kind != "characters":
         print_plain(f"the text is too short for the requested vocabulary of {requested:,} tokens")
     return result
 

@@ -14,9 +14,10 @@ from bertsmith.tasks.base import Task
 from bertsmith.tasks.glue import GLUE, glue_settings, official_file, read_glue
 from bertsmith.tasks.texts import text_columns
 from bertsmith.text.hub import named_rows
+from bertsmith.text.readers import SPLIT_NAMES
 from bertsmith.text.rows import Table, read_number, table_of
 from bertsmith.text.table_files import squad_table
-from bertsmith.text.tables import ROW_NAMES, SPLIT_NAMES, Splits, folder_splits, open_splits
+from bertsmith.text.tables import ROW_NAMES, Splits, folder_splits, open_splits
 
 
 class Tables(NamedTuple):

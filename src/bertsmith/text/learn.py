@@ -1,4 +1,4 @@
-"""Train a tokenizer on documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and template.
+"""Train a tokenizer on documents: WordPiece, byte-level BPE, Unigram or characters, with BERT's special tokens.
 
 Training is deterministic, byte for byte. The WordPiece and Unigram trainers of the tokenizers library are not, because
 they number some tokens in the random order of a hash table; so WordPiece is trained as BPE over words with a prefix,
@@ -17,11 +17,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from bertsmith.errors import InputError, nearest
 from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer, bert_template
 
-Kind = Literal["wordpiece", "bytes", "unigram"]
+Kind = Literal["wordpiece", "bytes", "unigram", "characters"]
 
 # the rarest characters of a large corpus (together one in ten thousand) would fill a vocabulary with letters of scripts
 # that the text hardly uses
 _COVERAGE = 0.9999
+# alphabets up to this size contain every letter of the text, even the rarest
+_WHOLE_ALPHABET = 1000
 _SPACE_MARK = "▁"
 MAX_WORD_LETTERS = 1000
 """Longest word that a learned WordPiece splits; longer ones become [UNK]. Published vocabularies stop at 100 letters,
@@ -37,14 +39,20 @@ def learn_tokenizer(
     kind: Kind,
     vocabulary: int,
     *,
-    lowercase: bool = True,
+    lowercase: bool | None = None,
     minimum_frequency: int = 2,
     progress: bool = True,
+    alphabet: str | None = None,
+    marks_words: bool = False,
 ) -> Tokenizer:
     """Train a tokenizer with at most `vocabulary` tokens on documents.
 
     The vocabulary is smaller if the text is too short to fill it. Pairs of tokens with fewer than `minimum_frequency`
-    occurrences are not merged ("unigram" ignores this argument).
+    occurrences are not merged ("unigram" and "characters" ignore this argument). Text is lowercased by default, except
+    for "characters".
+
+    "characters" makes one token of every code point and normalises nothing. `alphabet` gives its letters instead of
+    the text's; with `marks_words` a space begins a word, else every letter is a word of its own, as in proteins.
     """
     if kind not in get_args(Kind):
         raise InputError(f"kind is {kind!r}; {nearest(str(kind), get_args(Kind))}")
@@ -52,8 +60,15 @@ def learn_tokenizer(
         raise InputError(f"vocabulary is {vocabulary}; it must be at least 1")
     if minimum_frequency < 1:
         raise InputError(f"minimum_frequency is {minimum_frequency}; it must be at least 1")
-    learn = {"wordpiece": _learn_wordpiece, "bytes": _learn_bytes, "unigram": _learn_unigram}[kind]
-    backend = learn(documents, vocabulary, lowercase, minimum_frequency, progress)
+    if kind != "characters" and (alphabet is not None or marks_words):
+        name = "marks_words" if alphabet is None else "alphabet"
+        raise InputError(f"{name} is given with kind {kind!r}; it needs kind 'characters'")
+    lowercase = kind != "characters" if lowercase is None else lowercase
+    if kind == "characters":
+        backend = _learn_characters(documents, vocabulary, lowercase, alphabet, marks_words)
+    else:
+        learn = {"wordpiece": _learn_wordpiece, "bytes": _learn_bytes, "unigram": _learn_unigram}[kind]
+        backend = learn(documents, vocabulary, lowercase, minimum_frequency, progress)
     backend.post_processor = bert_template(SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]"))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     return Tokenizer(backend)
@@ -158,6 +173,32 @@ def _learn_unigram(
     return backend
 
 
+def _learn_characters(
+    documents: Iterable[str], vocabulary: int, lowercase: bool, alphabet: str | None, marks_words: bool
+) -> tokenizers.Tokenizer:
+    normalizer = normalizers.Lowercase() if lowercase else None
+    if alphabet is None:
+        characters = _CharacterCounts()
+        for _ in characters.count(documents):
+            pass
+        letters = characters.frequent(normalizer, at_least=_WHOLE_ALPHABET)
+    else:
+        if not alphabet:
+            raise InputError("alphabet is empty; give the letters, such as ACDEFGHIKLMNPQRSTVWY, or omit it")
+        letters = sorted(set(_normalize(normalizer, alphabet)))
+    table = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *letters])}
+    _check_size(vocabulary, len(table), len(letters))
+    # BPE without merges gives one token per code point with exact offsets, faster than a pre-tokenizer that splits
+    backend = tokenizers.Tokenizer(models.BPE(table, [], unk_token="[UNK]", fuse_unk=False))
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if marks_words:
+        # it changes no token; Tokenizer.starts_word reads it
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
 def _sort_by_score(scored: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Sort Unigram tokens by score; the trainer's order is random."""
     tokens = [(token, score) for token, score in scored if token not in SPECIAL_TOKENS]
@@ -179,8 +220,8 @@ def _check_size(vocabulary: int, needed: int, letters: int) -> None:
         )
 
 
-def _normalize(normalizer: normalizers.Normalizer, text: str) -> str:
-    result: str = normalizer.normalize_str(text)
+def _normalize(normalizer: normalizers.Normalizer | None, text: str) -> str:
+    result: str = text if normalizer is None else normalizer.normalize_str(text)
     return result
 
 
@@ -204,17 +245,18 @@ class _CharacterCounts:
         if not self.counts.any():
             raise InputError("the data has no text to learn a tokenizer from")
 
-    def frequent(self, normalizer: normalizers.Normalizer) -> list[str]:
-        """Return the normalised characters that cover nearly all of the text, sorted."""
+    def frequent(self, normalizer: normalizers.Normalizer | None, *, at_least: int = 0) -> list[str]:
+        """Return the normalised characters that cover nearly all of the text, sorted; the `at_least` most frequent."""
         self.require_text()
         totals: dict[str, int] = {}
         for letter in self.letters():
             for normal in _normalize(normalizer, letter):
                 totals[normal] = totals.get(normal, 0) + int(self.counts[ord(letter)])
         target = sum(totals.values()) * _COVERAGE
-        frequent, covered = [], 0
+        frequent: list[str] = []
+        covered = 0
         for letter, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0])):
-            if covered >= target:
+            if covered >= target and len(frequent) >= at_least:
                 break
             frequent.append(letter)
             covered += count

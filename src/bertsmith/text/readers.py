@@ -47,6 +47,14 @@ FORMATS = (".txt", ".jsonl")
 COMPRESSIONS = ("", ".gz", ".xz", ".zst")
 ENDINGS = (*(format_ + compression for format_ in FORMATS for compression in COMPRESSIONS), ".parquet")
 
+SPLIT_NAMES = {
+    "train": ("train",),
+    "dev": ("dev", "valid", "validation"),
+    "valid": ("valid", "validation", "dev"),
+    "validation": ("validation", "valid", "dev"),
+    "test": ("test",),
+}
+"""Accepted file names of each split, in order of preference."""
 READ_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
 # characters; a longer document of a .txt file is split at the next line end, which bounds the memory for files without
@@ -114,6 +122,21 @@ def read_documents_with_titles(
             name = row.get(title)
             if is_visible(document):
                 yield (name.strip() or None) if isinstance(name, str) else None, document
+
+
+def split_documents(data: str | Path, split: str, field: str = "text") -> list[str]:
+    """Read the documents of one split: of a file, or of the file in a folder that is named for the split."""
+    path = Path(data)
+    if path.is_dir():
+        files = {file.name.removesuffix(_ending(file)): file for file in find_files([path])}
+        name = next((name for name in SPLIT_NAMES.get(split, (split,)) if name in files), None)
+        if name is None:
+            raise InputError(f"--data {str(data)!r} has no file of the split {split!r}; {nearest(split, files)}")
+        path = files[name]
+    documents = list(read_documents(find_files([path]), field))
+    if not documents:
+        raise InputError(f"file {str(path)!r} has no text; use a file with texts")
+    return documents
 
 
 def first_texts(file: Path, count: int, field: str = "text") -> list[str]:

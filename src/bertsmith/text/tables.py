@@ -5,17 +5,10 @@ from pathlib import Path
 
 from bertsmith.errors import InputError, nearest
 from bertsmith.text.hub import is_hub_name, load_hub_splits, named_rows
+from bertsmith.text.readers import SPLIT_NAMES
 from bertsmith.text.rows import Table
 from bertsmith.text.table_files import TABLE_ENDINGS, table_ending, table_rows
 
-SPLIT_NAMES = {
-    "train": ("train",),
-    "dev": ("dev", "valid", "validation"),
-    "valid": ("valid", "validation", "dev"),
-    "validation": ("validation", "valid", "dev"),
-    "test": ("test",),
-}
-"""Accepted file names of each split, in order of preference."""
 ROW_NAMES = ("id", "idx", "index", "guid")  # identifier columns
 
 

@@ -266,6 +266,9 @@ class Tokenizer:
         steps = json.dumps([self.content["normalizer"], self.content["pre_tokenizer"]], ensure_ascii=False)
         if '"ByteLevel"' in steps:
             return "", "Ġ"
+        splitter = self.content["pre_tokenizer"] or {}
+        if splitter.get("pattern") == {"String": " "} and splitter["behavior"] == "MergedWithNext":
+            return "", " "
         return ("", "▁") if model["type"] == "Unigram" or "▁" in steps else ("", "")
 
     @overload

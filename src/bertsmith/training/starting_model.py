@@ -27,7 +27,7 @@ _SHARED_OVERRIDES = {"vocabulary", "max_length", "dropout", "layer_drop", "init_
 class TokenizerConfig(Record):
     """Tokenizer to learn from the training texts if the model has none."""
 
-    kind: Literal["wordpiece", "bytes", "unigram"] = "bytes"
+    kind: Literal["wordpiece", "bytes", "unigram", "characters"] = "bytes"
     """"bytes" is byte-level BPE: decoding gives every text back exactly."""
     vocabulary: int = Field(default=DEFAULT_VOCABULARY, gt=0)
     lowercase: bool = False

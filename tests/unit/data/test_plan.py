@@ -95,6 +95,11 @@ CONFIGS = [
     SequenceConfig(length=32, micro_tokens=128, cut="segments"),
     SequenceConfig(length=32, micro_tokens=128, cut="segments", layout="padded"),
     SequenceConfig(length=32, micro_tokens=128, cut="convbert_segments"),
+    SequenceConfig(length=32, micro_tokens=128, cut="windows"),
+    SequenceConfig(length=32, micro_tokens=96, cut="windows", layout="padded"),
+    SequenceConfig(length=32, micro_tokens=128, cut="windows", crosses_documents=False),
+    SequenceConfig(length=32, micro_tokens=128, cut="full_sentences"),
+    SequenceConfig(length=32, micro_tokens=96, cut="full_sentences", crosses_documents=False, layout="padded"),
 ]
 
 
@@ -148,12 +153,13 @@ def test_batches_have_the_text_between_special_tokens(corpus_folder: Path, confi
             segments: list[list[int]] = [[], []]
             for run in range(s.offsets[index], s.offsets[index + 1]):
                 text = corpus.read(int(s.document[run]), int(s.start[run]), int(s.stop[run]))
-                segments[int(s.is_second[run])] += text.tolist()
+                has_break = s.breaks is not None and s.breaks[run]
+                segments[int(s.is_second[run])] += [*([3] if has_break else []), *text.tolist()]
             expected, types = [2, *segments[0], 3], [0] * (len(segments[0]) + 2)
             if segments[1]:
                 expected, types = [*expected, *segments[1], 3], [*types, *([1] * (len(segments[1]) + 1))]
             assert rows[index][: lengths[index]].tolist() == expected
-            if config.cut == "chunks":
+            if not config.has_types:
                 assert batch.types is None
             else:
                 assert batch.layout.pad(batch.types)[0][index, : len(types)].tolist() == types

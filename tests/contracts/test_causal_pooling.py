@@ -13,6 +13,7 @@ from bertsmith.models.heads import ExitsConfig, HeadConfig, ReplacedTokensConfig
 from bertsmith.models.heads.base import RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
+from bertsmith.objectives.replaced_tokens import ReplacedTokenDetectionConfig
 from bertsmith.tasks.texts import classifier_head
 
 LENGTHS = [5, 12, 1, 9, 2]
@@ -43,7 +44,7 @@ CAUSAL = [name for name in FAMILIES if tiny_model(name).config.decoder is None]
 def test_alone_equals_padded_equals_packed(name: str) -> None:
     model, rows = causal_model(name, LAST), sequences()
     alone = torch.cat([model.outputs(row[None], SequenceLayout.full(1, len(row))) for row in rows])
-    padded = model.outputs(rows_of(rows, extra=2, filling=7), padded_layout(LENGTHS, extra=2))
+    padded = model.outputs(rows_of(rows, extra=2, padding=7), padded_layout(LENGTHS, extra=2))
     torch.testing.assert_close(padded, alone, rtol=0, atol=1e-10)
     packed = model.outputs(torch.cat(rows), packed_layout(LENGTHS, empty=2))
     torch.testing.assert_close(packed[: len(rows)], alone, rtol=0, atol=1e-10)
@@ -90,7 +91,7 @@ def test_heads_that_read_the_first_token_are_refused() -> None:
     with pytest.raises(InputError, match="the exits head has pooling 'first', but in a causal encoder"):
         causal_config("bert-tiny", LAST, exits)
     with pytest.raises(InputError, match="adds_first is true, but in a causal encoder the first token sees itself"):
-        causal_config("bert-tiny", ReplacedTokensConfig(adds_first=True))
+        ReplacedTokenDetectionConfig().network(causal_config("bert-tiny", ReplacedTokensConfig(adds_first=True)))
 
 
 def test_exits_with_the_last_token() -> None:

@@ -11,7 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
-from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, ReplacedTokensConfig, TaskHeadConfig
+from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -264,11 +264,6 @@ class ModelConfig(Record):
                 raise ValueError(
                     f"the {head.kind} head has pooling {pooling!r}, but in a causal encoder the first token sees "
                     "itself alone, so every text has the same vector; allowed: 'last', 'mean', or a recurrent layer"
-                )
-            if isinstance(head, ReplacedTokensConfig) and head.adds_first:
-                raise ValueError(
-                    "replaced_tokens.adds_first is true, but in a causal encoder the first token sees itself alone; "
-                    "allowed: false"
                 )
         return self
 

@@ -23,7 +23,9 @@ from bertsmith.data.corruption import Corrupted, MaskingConfig, Vocabulary, corr
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import bits, key, uniform
 from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
+from bertsmith.models.heads import ReplacedTokensConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term, class_sums, wide
 from bertsmith.objectives.masked_lm import vocabulary_of
@@ -73,6 +75,16 @@ class ReplacedTokenDetectionConfig(ObjectiveConfig):
     @property
     def token_term(self) -> str:
         return "generator"
+
+    def network(self, config: ModelConfig) -> ModelConfig:
+        if config.is_causal and any(
+            isinstance(head, ReplacedTokensConfig) and head.adds_first for head in config.heads
+        ):
+            raise InputError(
+                "replaced_tokens.adds_first is true, but in a causal encoder the first token sees itself alone; "
+                "allowed: false"
+            )
+        return config
 
     def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "ReplacedTokenDetection":
         if ponder_weight is not None:

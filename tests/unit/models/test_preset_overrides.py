@@ -102,7 +102,7 @@ def test_embedding_width_of_every_family(name: str) -> None:
 
 
 def test_embedding_width_of_the_transformer_is_refused() -> None:
-    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the states"):
+    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the hidden states"):
         tiny("transformer-tiny", embedding_width=6)
 
 

@@ -1,4 +1,4 @@
-"""Constraints on what a decoder writes: which tokens may follow, row by row."""
+"""Constraints of decoding: the tokens that may follow, row by row."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from bertsmith.answers.tree_symbols import TreeState, allowed_tokens
 
 
 class Constraint(Protocol):
-    """Follows the rows of a search and says which tokens may come next."""
+    """Tracks the rows of a search and returns the tokens that may follow."""
 
     def allowed(self, tokens: Tensor, vocabulary: int) -> Tensor:
         """Advance every row by the token it was given; return the tokens that may follow.
@@ -26,7 +26,7 @@ class Constraint(Protocol):
 
 
 class TreeConstraint:
-    """Admits trees of the words of each row and nothing else; the first tokens it is given are those of the start."""
+    """Admit only trees of the words of each row; the first call gets the start tokens."""
 
     def __init__(self, words: Sequence[int], symbols: Mapping[int, str], end: int) -> None:
         self.states: list[TreeState | None] = [TreeState(count) for count in words]

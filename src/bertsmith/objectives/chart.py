@@ -75,7 +75,7 @@ class Chart(Supervised):
         found = (is_chosen & (gold > 0) & (labels == gold)).sum()
         return Sums(margins.clamp(min=0).sum(), {"accuracy": Share(found, (gold > 0).sum())})
 
-    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
         """Return the squared error of the vectors of each word; both models have the same scorer to begin with."""
         is_word = batch.targets[POSITIONS].flatten() != IGNORED
         return squared_error(outputs.flatten(0, -2)[is_word], teacher.detach().flatten(0, -2)[is_word])

@@ -15,7 +15,7 @@ FORMAT = 1
 """Version of our folders, under "bertsmith" in config.json."""
 OPENING = "import bertsmith.hf; then AutoModel.from_pretrained and the other Auto classes of transformers open it"
 
-_CLASSES = {"tagger": "TokenClassification", "spans": "QuestionAnswering", "embedder": None}
+_CLASSES = {"tagger": "TokenClassification", "spans": "QuestionAnswering", "chart": None, "embedder": None}
 
 
 def architecture_of(config: ModelConfig, task_kind: str | None = None) -> str:

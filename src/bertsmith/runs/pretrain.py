@@ -71,8 +71,8 @@ def pretrain(
         deberta-large, deberta-xlarge, deberta-ap-base, deberta-v2-xlarge, deberta-v2-xxlarge,
         deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base, albert-base,
         albert-large, albert-xlarge, albert-xxlarge, performer-small, performer-base, performer-relu-small,
-        performer-relu-base, lightconv-base, dynamicconv-base, lite-bert-small, lite-bert-base, universal-base,
-        modern-small, modern-base, modern-large, disentangled-small.
+        performer-relu-base, performer-protein-small, performer-protein-deep, lightconv-base, dynamicconv-base,
+        lite-bert-small, lite-bert-base, universal-base, modern-small, modern-base, modern-large, disentangled-small.
     data
         Corpus folder written by `bertsmith corpus`.
     out

@@ -244,9 +244,9 @@ class Repaired(NamedTuple):
 def repair(symbols: Sequence[str], words: Sequence[Leaf], leaf_symbols: LeafSymbols = "XX") -> Repaired:
     """Return the tree that symbols describe, with all the words in order.
 
-    A closing symbol closes the innermost constituent, whatever its label. Surplus words and closing symbols are ignored, missing
-    words are appended to the root, open constituents are closed, empty ones are dropped. Without any constituent the
-    tree is a flat S.
+    A closing symbol closes the innermost constituent, whatever its label. Surplus words and closing symbols are
+    ignored, missing words are appended to the root, open constituents are closed, empty ones are dropped. Without any
+    constituent the tree is a flat S.
     """
     root: list[Tree | Leaf] = []
     stack: list[tuple[str, list[Tree | Leaf]]] = []

@@ -109,24 +109,33 @@ class ElasticLinear(LinearLayer):
 
     def _first(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of the first units; the bias omits the parts that have no bias."""
-        weight: Tensor = self.weight
         bias: Tensor | None = self.bias
+        if bias is not None and keep_out is not None and keep_out != self.units_out:
+            bias = self._by_unit_out(bias)[:, :keep_out].flatten()
+        return self.first_of(self.weight, keep_in, keep_out), bias
+
+    def first_of(self, matrix: Tensor, keep_in: int | None, keep_out: int | None) -> Tensor:
+        """Return the first units of a tensor shaped like the weight, as a view where possible."""
         if keep_out is not None and keep_out != self.units_out:
-            weight = self._by_unit_out(weight)[:, :keep_out].flatten(0, 2)
-            bias = None if bias is None else self._by_unit_out(bias)[:, :keep_out].flatten()
+            matrix = self._by_unit_out(matrix)[:, :keep_out].flatten(0, 2)
         if keep_in is not None and keep_in != self.units_in:
-            weight = self._by_unit_in(weight)[:, :, :keep_in].flatten(1)
-        return weight, bias
+            matrix = self._by_unit_in(matrix)[:, :, :keep_in].flatten(1)
+        return matrix
 
     @torch.no_grad()
     def reorder(self, *, units_in: Tensor | None = None, units_out: Tensor | None = None) -> None:
         """Permute the units in place, so that optimisers keep their parameters."""
+        self.weight.copy_(self.permuted(self.weight, units_in, units_out))
+        if units_out is not None and self.bias is not None:
+            self.bias.copy_(self._by_unit_out(self.bias)[:, units_out].flatten())
+
+    def permuted(self, matrix: Tensor, units_in: Tensor | None, units_out: Tensor | None) -> Tensor:
+        """Return a tensor shaped like the weight with its units permuted."""
         if units_in is not None:
-            self.weight.copy_(self._by_unit_in(self.weight)[:, :, units_in].flatten(1))
+            matrix = self._by_unit_in(matrix)[:, :, units_in].flatten(1)
         if units_out is not None:
-            self.weight.copy_(self._by_unit_out(self.weight)[:, units_out].flatten(0, 2))
-            if self.bias is not None:
-                self.bias.copy_(self._by_unit_out(self.bias)[:, units_out].flatten())
+            matrix = self._by_unit_out(matrix)[:, units_out].flatten(0, 2)
+        return matrix
 
     @torch.no_grad()
     def scale(self, factors: Tensor) -> None:
@@ -200,21 +209,32 @@ class GroupedLinear(LinearLayer):
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the first units of every group."""
-        rows = (self.inputs if keep_in is None else keep_in) // self.groups
         columns = (self.outputs if keep_out is None else keep_out) // self.groups
         bias: Tensor = self.bias
-        return self.weight[:, :rows, :columns], bias.unflatten(0, (self.groups, -1))[:, :columns].flatten()
+        first = bias.unflatten(0, (self.groups, -1))[:, :columns].flatten()
+        return self.first_of(self.weight, keep_in, keep_out), first
+
+    def first_of(self, matrix: Tensor, keep_in: int | None, keep_out: int | None) -> Tensor:
+        """Return the first units of every group of a tensor shaped like the weight, as a view."""
+        rows = (self.inputs if keep_in is None else keep_in) // self.groups
+        columns = (self.outputs if keep_out is None else keep_out) // self.groups
+        return matrix[:, :rows, :columns]
 
     @torch.no_grad()
     def reorder(self, *, units_in: Tensor | None = None, units_out: Tensor | None = None) -> None:
         """Permute the units of each group in place, by their rank in the given order of all units."""
-        if units_in is not None:
-            index = self._within_groups(units_in)
-            self.weight.copy_(self.weight.take_along_dim(index[:, :, None], 1))
+        self.weight.copy_(self.permuted(self.weight, units_in, units_out))
         if units_out is not None:
             index = self._within_groups(units_out)
-            self.weight.copy_(self.weight.take_along_dim(index[:, None, :], 2))
             self.bias.copy_(self.bias.unflatten(0, (self.groups, -1)).take_along_dim(index, 1).flatten())
+
+    def permuted(self, matrix: Tensor, units_in: Tensor | None, units_out: Tensor | None) -> Tensor:
+        """Return a tensor shaped like the weight with the units of each group permuted."""
+        if units_in is not None:
+            matrix = matrix.take_along_dim(self._within_groups(units_in)[:, :, None], 1)
+        if units_out is not None:
+            matrix = matrix.take_along_dim(self._within_groups(units_out)[:, None, :], 2)
+        return matrix
 
     @torch.no_grad()
     def scale(self, factors: Tensor) -> None:

@@ -12,6 +12,7 @@ from bertsmith.layers.mixers.sparse import SparseWeights
 from bertsmith.layers.subnet import Subnet, is_even
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
+from bertsmith.models.masks import masks_of, put_masks
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import make_quantised
 from bertsmith.models.seq2seq import Seq2Seq
@@ -111,6 +112,7 @@ def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
     for name, module in other.named_modules():
         if isinstance(module, FavorAttention | SparseWeights) and name in lacking:
             module.initialise(config.encoder.init_std, generator)
+    put_masks(other, masks_of(model))
     other.tokenizer = model.tokenizer
     return other.train(model.training)
 

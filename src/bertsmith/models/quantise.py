@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -24,10 +24,9 @@ from bertsmith.layers.quantised import (
     Ranges,
     WeightRounding,
 )
+from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model
-
-Make = Callable[[str, nn.Module, nn.Module], nn.Module]
-"""Function of a module's name, its parent and the module that returns the replacement, or the module to keep it."""
+from bertsmith.models.swapping import swap
 
 
 def quantised(model: Model, config: QuantisationConfig) -> Model:
@@ -35,6 +34,7 @@ def quantised(model: Model, config: QuantisationConfig) -> Model:
 
     Run batches under `measuring` to calibrate the ranges without training.
     """
+    refuse_masks(model, "quantisation-aware training")
     copied = dequantised(model)
     copied.config = copied.config.changed(quantisation=config)
     make_quantised(copied)
@@ -78,17 +78,6 @@ def make_quantised(model: Model) -> None:
 def multiplies_no_states(parent: nn.Module, module: nn.Module) -> bool:
     """Return whether a matrix is never multiplied by hidden states: the taps of a convolution, the core of a rank."""
     return isinstance(parent, FixedKernel | DepthwiseKernel) or isinstance(module, RankCore)
-
-
-def swap(model: nn.Module, make: Make) -> None:
-    """Replace submodules by the results of `make`, which is called once for a shared module."""
-    made: dict[nn.Module, nn.Module] = {}
-    for path, parent in list(model.named_modules()):
-        for name, part in list(parent.named_children()):
-            if part not in made:
-                made[part] = make(f"{path}.{name}", parent, part)
-            if made[part] is not part:
-                setattr(parent, name, made[part])
 
 
 @contextmanager

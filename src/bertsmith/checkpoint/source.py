@@ -45,6 +45,8 @@ class ModelSource(Record):
     `sparse` replaces the softmax of all attention, for example {kind = "sparsemax", sparsity = -1.0}."""
     subnet: Subnet | None = None
     """Sub-network of the folder's model, such as every second layer: subnet.depth = 0.5. None for the whole model."""
+    keep_masks: bool = True
+    """Keep the pruned weights of the folder's model at 0 in training, if it has masks.safetensors."""
 
     is_optional: ClassVar[bool] = False
 
@@ -115,7 +117,7 @@ class ModelSource(Record):
     def load(self, *, allows_decoder: bool = False) -> Model:
         """Load the folder's model in float32, with the overridden settings, cut to the subnet."""
         assert self.folder is not None
-        model = load(self.folder).float()
+        model = load(self.folder, keep_masks=self.keep_masks).float()
         if not allows_decoder:
             check_encoder(model.config, self.folder)
         return self.with_overrides(model)

@@ -21,6 +21,7 @@ from bertsmith.checkpoint.files import (
 from bertsmith.checkpoint.hf.reading import load_hf
 from bertsmith.checkpoint.hf.task_heads import SENTENCE_FILES
 from bertsmith.checkpoint.hf.wrapped import FORMAT
+from bertsmith.checkpoint.masks import MASKS_FILE, read_masks, write_masks
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
@@ -30,7 +31,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json", "README.md"}
-_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json", *SENTENCE_FILES}
+_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json", MASKS_FILE, *SENTENCE_FILES}
 
 
 def load(
@@ -39,12 +40,14 @@ def load(
     subnet: Subnet | None = None,
     device: str | torch.device = "cpu",
     ignore: tuple[str, ...] = (),
+    keep_masks: bool = False,
 ) -> Model:
     """Load a model folder of ours or of Hugging Face in eval mode, optionally as a subnetwork.
 
     A bundled model is loaded by name: `load("small")`; a folder of that name by path: `load("./small")`.
 
-    A model that was trained against a generator has it as `model.generator`.
+    A model that was trained against a generator has it as `model.generator`. Pruned weights are zeros; `keep_masks`
+    also keeps them at 0 in training, if the folder has masks.safetensors.
     """
     given, folder = folder, model_folder(folder)
     if not folder.is_dir():
@@ -63,6 +66,8 @@ def load(
             raise InputError(
                 f"{str(folder)!r}: the tokenizer has {model.tokenizer.size} tokens and the embedding {rows} rows"
             )
+    if keep_masks and "bertsmith" in data:
+        read_masks(model, folder)
     if subnet is not None:
         model = extract(model, subnet)
     return model.to(device)
@@ -104,6 +109,7 @@ def write_model(
     kind = {} if weights == "float" else {"weights": weights}
     write_json(folder / "config.json", {"bertsmith": FORMAT, **kind, "model": model.config.plain()})
     write_tensors(folder / "model.safetensors", in_precision(tensors_of(model), precision))
+    write_masks(model, folder)
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from bertsmith.checkpoint.files import NewFolder, copy_tensors, read_json, read_tensors, write_json, write_tensors
+from bertsmith.checkpoint.masks import restore_masks
 from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -91,6 +92,7 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
         )
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
+    restore_masks(model, path)
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in read_tensors(path / "optimizer.safetensors").items():
         name, _, kind = key.rpartition("/")
@@ -107,6 +109,7 @@ def load_weights(folder: Path, step: int, model: Model) -> None:
     check_complete(path)
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
+    restore_masks(model, path)
 
 
 def load_average(folder: Path, model: Model, count: int) -> int:
@@ -124,6 +127,7 @@ def load_average(folder: Path, model: Model, count: int) -> int:
         if name in learned
     }
     copy_tensors({**files[0], **mean}, model, str(folder))
+    restore_masks(model, paths[0])  # after averaging, which fills weights that only the last masks prune
     return len(files)
 
 

@@ -12,6 +12,7 @@ from bertsmith.models.attach_heads import fit_heads, with_heads
 from bertsmith.models.build import build
 from bertsmith.models.config import GeneratorConfig, ModelConfig
 from bertsmith.models.generator import attach, generator_of, part_of, unfold
+from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.models.vocabulary import add_tokens
@@ -132,6 +133,7 @@ def _continued_model(
 ) -> Model:
     """Load a folder's model with the corpus's vocabulary and exactly these heads; append notices about fresh parts."""
     model = source.load()
+    refuse_masks(model, "pre-training")
     if tokenizer is not None:
         notices += extend_vocabulary(model, tokenizer, source.name)
     model, changes = fit_heads(model, with_heads(model.config, heads), source.name, seed=seed)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from bertsmith.data.random import seed_everything
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
+from bertsmith.models.masks import masked_weights
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
@@ -63,6 +64,11 @@ class TrainStep:
         self.objective = objective.to(self.device)
         self.evaluation = objective.for_evaluation().to(self.device)
         self.is_sharded = is_sharded and torch.distributed.is_initialized()  # one process has nothing to shard
+        self.masked_weights = masked_weights(self.model)
+        if self.is_sharded and self.masked_weights:
+            raise InputError(
+                "the model has masks and accelerate's config requests sharded weights (FSDP); allowed: DDP"
+            )
         self.is_graphed = run.compile == "graphs"
         self._check_compile(run)
         step = _Step(self.model, self._compiled(run), self.evaluation)
@@ -99,6 +105,8 @@ class TrainStep:
                 meter.add(sums, counts[index])
         norms = [self._clip(portion.parameters) for portion in self.portions]
         self.optimizer.step()
+        for masked in self.masked_weights:  # moments from before the pruning still move a weight
+            masked.clear()
         self.optimizer.zero_grad(set_to_none=not self.is_graphed)
         meter.add_step(torch.stack(norms).norm())
 

@@ -20,7 +20,7 @@ from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
 from bertsmith.training.run_config import Method, RunConfig
-from bertsmith.training.trainer import EvaluateStep, Trainer
+from bertsmith.training.trainer import BeforeStep, EvaluateStep, Trainer
 
 
 class ExampleBatchConfig(Record):
@@ -113,6 +113,7 @@ def task_trainer(
     device: str = "auto",
     show: bool = True,
     notices: Sequence[str] = (),
+    before_step: BeforeStep | None = None,
 ) -> Trainer:
     """Build the trainer of a model on the features of its training split; `cost` is relative to a plain step."""
     run, sequences, batch = settings.run, settings.sequences, settings.batch
@@ -138,6 +139,7 @@ def task_trainer(
         device=device,
         show=show,
         notices=notices,
+        before_step=before_step,
     )
 
 

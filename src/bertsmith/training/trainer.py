@@ -3,6 +3,7 @@
     resume from the newest checkpoint, or start from the one to branch from
     for step in steps:
         redraw random features every few steps                          (model.redraw_features)
+        change the model by a schedule, such as pruning more weights    (before_step)
         read the step's micro-batches and prepare them                  (feed.py, objective.prepare)
         sum the target counts over micro-batches and processes
         for each micro-batch: forward, divide by the count, backward    (objective)
@@ -49,6 +50,8 @@ from bertsmith.training.step import TrainStep
 
 EvaluateStep = Callable[[TrainStep], LogRow]
 """Evaluates a model and returns a log row with "loss", "metric" and "score" (higher is better)."""
+BeforeStep = Callable[[Model, int], None]
+"""Changes a model before a step: a function of its weights and the step's number, so that a resumed run is equal."""
 
 
 class Trainer:
@@ -69,8 +72,9 @@ class Trainer:
         device: str = "auto",
         show: bool = True,
         notices: Sequence[str] = (),
+        before_step: BeforeStep | None = None,
     ) -> None:
-        self.notices, self.evaluator = notices, evaluator
+        self.notices, self.evaluator, self.before_step = notices, evaluator, before_step
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
         self.train_step = TrainStep(model, objective, method, out, device=device)
@@ -164,6 +168,8 @@ class Trainer:
         """Take one optimiser step."""
         step, run, train_step = self.progress.step, self.method.run, self.train_step
         self.model.redraw_features(step, run.seed)
+        if self.before_step is not None:
+            self.before_step(self.model, step)
         phase = self.method.phase(step)
         data = self.data.phases[phase]
         with meter.waiting():

@@ -24,6 +24,7 @@ from bertsmith.shrinking.exits import ExitSettings
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.prune import PruneSettings
 from bertsmith.shrinking.vocabulary import VocabularySettings
+from bertsmith.shrinking.weights import WeightSettings
 from bertsmith.tasks import TASKS
 from bertsmith.training.finetuning import FinetuneSettings, TranslationSettings
 from bertsmith.training.pretraining import OBJECTIVES, PretrainSettings
@@ -120,6 +121,7 @@ PAGES = {
         (
             Section("Method `elastic`", ElasticSettings),
             Section("Method `prune`", PruneSettings, anchor="prune-method."),
+            Section("Method `weights`", WeightSettings, anchor="weights-method."),
             Section("Method `exits`", ExitSettings, anchor="exits-method."),
             Section("Method `vocabulary`", VocabularySettings, anchor="vocabulary-method."),
         ),

@@ -13,6 +13,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from bertsmith.checkpoint.masks import MASKS_FILE
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.report.finetuning import SeedRun
@@ -37,7 +38,7 @@ from bertsmith.training.log import LOG, read_log
 from bertsmith.training.run_config import device_type
 
 SEARCH = "search.json"
-MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)
+MODEL_FILES = ("model.safetensors", MASKS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)
 NOTE = (
     "score is the mean over seeds at the best learning rate. This rate and the best run, whose model is saved here, "
     "were chosen on dev, so the score of the best run is optimistic"

@@ -1,4 +1,4 @@
-"""`bertsmith shrink`: make a fine-tuned model elastic, prune it, add early exits or cut its vocabulary."""
+"""`bertsmith shrink`: make a fine-tuned model elastic, prune units or weights, add early exits, cut its vocabulary."""
 
 import json
 import shutil
@@ -21,11 +21,13 @@ from bertsmith.runs.shrink_results import (
     PruneResult,
     RowCounts,
     VocabularyResult,
+    WeightPruningResult,
     print_depth,
     print_elastic,
     print_exits,
     print_pruned,
     print_vocabulary,
+    print_weights,
     write_elastic_report,
 )
 from bertsmith.settings import Plain
@@ -60,6 +62,8 @@ from bertsmith.shrinking.exits import (
 from bertsmith.shrinking.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
 from bertsmith.shrinking.pruned_units import write_pruning_metadata
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
+from bertsmith.shrinking.weights import WeightSettings, explain_weights, prepare_masks, shrink_weights, speed_note
+from bertsmith.shrinking.weights import remove_stages as remove_weight_stages
 from bertsmith.tasks.notices import drop_empty_rows
 from bertsmith.tasks.predictor import read_task_record, write_task_record
 from bertsmith.tasks.translation import require_decoder
@@ -68,8 +72,8 @@ from bertsmith.training.run_config import device_type
 from bertsmith.training.summary import summarise_training
 from bertsmith.training.task_trainer import pair_trainer
 
-METHODS = ("elastic", "prune", "exits", "vocabulary")
-ShrinkResult = ElasticResult | PruneResult | ExitResult | DecoderExitResult | VocabularyResult
+METHODS = ("elastic", "prune", "weights", "exits", "vocabulary")
+ShrinkResult = ElasticResult | PruneResult | WeightPruningResult | ExitResult | DecoderExitResult | VocabularyResult
 
 
 def shrink(
@@ -82,6 +86,7 @@ def shrink(
     widths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
     depths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
     keep: float | None = None,
+    sparsity: float | None = None,
     tokens: int | None = None,
     rank: int | None = None,
     tolerance: float | None = None,
@@ -102,9 +107,10 @@ def shrink(
 
     elastic (DynaBERT): sort heads and neurons by importance, then train sub-networks of several widths and depths by
     distillation from the fine-tuned model; bertsmith.load(OUT, subnet=...) and bertsmith fit extract any of them.
-    prune: remove the least important heads and neurons, and train the rest to recover. exits: add classifiers to lower
-    layers, which answer inputs they are confident about; in a translation model, exits after decoder blocks.
-    vocabulary: remove tokens that the training texts do not use.
+    prune: remove the least important heads and neurons, and train the rest to recover. weights: set the smallest single
+    weights to 0 and keep them there, which saves storage but no time. exits: add classifiers to lower layers, which
+    answer inputs they are confident about; in a translation model, exits after decoder blocks. vocabulary: remove
+    tokens that the training texts do not use.
 
     Parameters
     ----------
@@ -115,9 +121,9 @@ def shrink(
         file, or a data set on the hub.
     out
         Output folder: the model, recipe.toml, result.json; and elastic.json with the scores and costs of all
-        sub-networks, or pruned.json with the remaining heads and neurons.
+        sub-networks, pruned.json with the remaining heads and neurons, or masks.safetensors with the pruned weights.
     method
-        elastic (the default), prune, exits or vocabulary.
+        elastic (the default), prune, weights, exits or vocabulary.
     recipe
         TOML file with the settings. --resume uses the recipe of the run.
     widths
@@ -126,6 +132,8 @@ def shrink(
         With --method elastic: shares of layers, for example 1 0.75 0.5 (grid.depths).
     keep
         With --method prune: share of heads and neurons to keep, for example 0.5 (prune.keep).
+    sparsity
+        With --method weights: share of single weights to prune, for example 0.5 (weights.sparsity).
     tokens
         With --method vocabulary: maximum number of tokens to keep (vocabulary.tokens); all tokens in the training
         texts by default.
@@ -175,6 +183,7 @@ def shrink(
         "depths": ("elastic", depths),
         "augment": ("elastic", augment),
         "keep": ("prune", keep),
+        "sparsity": ("weights", sparsity),
         "tolerance": ("exits", tolerance),
         "blocks": ("exits", blocks),
         "tokens": ("vocabulary", tokens),
@@ -187,6 +196,7 @@ def shrink(
         "grid.widths": widths,
         "grid.depths": depths,
         "prune.keep": keep,
+        "weights.sparsity": sparsity,
         "leave.tolerance": tolerance,
         "leave.blocks": blocks,
         "vocabulary.tokens": tokens,
@@ -203,6 +213,8 @@ def shrink(
     run: Plain = {"device": device, "explain": explain, "resume": resume, "force": force}
     if chosen == "prune":
         return run_prune(*read_settings(PruneSettings, plain, columns, source=source), out, **run)
+    if chosen == "weights":
+        return run_weights(*read_settings(WeightSettings, plain, columns, source=source), out, **run)
     if chosen == "exits" and has_decoder(plain["model"]):
         for name, value in (("epochs", epochs), ("batch", batch)):
             if value is not None:
@@ -308,6 +320,43 @@ def run_prune(
         folder.finish(result)
         remove_cuts(out)
         print_pruned(result, pruned.metadata, out)
+        context.close()
+        return result
+
+
+def run_weights(
+    settings: WeightSettings,
+    tables: TaskTables,
+    out: Path,
+    *,
+    device: str,
+    explain: bool = False,
+    resume: bool = False,
+    force: bool = False,
+) -> WeightPruningResult | Result:
+    """Prune single weights of a model; write it with its masks and its result to `out`."""
+    if explain:
+        return print_explanation(settings, explain_weights(settings, load_fine_tuned(settings), len(tables.train)))
+    used = device_type(device)
+    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
+        context = ShrinkContext.open(settings, tables, out, device)
+        prepare_masks(settings, context.model)  # raises before the folder is emptied
+        folder.claim()
+        if folder.is_main:
+            _print_notices(tables)
+        try:
+            pruned = shrink_weights(settings, context)
+        except TrainingStopped as stop:
+            return StoppedRun(steps=stop.step, stage=stop.stage)
+        if pruned is None:
+            context.close()
+            return Result()
+        write_model(pruned.model.cpu(), out)
+        write_task_record(settings.task_record, out)
+        result = WeightPruningResult.of(pruned, note=speed_note(settings), seed=settings.run.seed)
+        folder.finish(result)
+        remove_weight_stages(out)
+        print_weights(result, out)
         context.close()
         return result
 

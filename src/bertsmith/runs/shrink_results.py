@@ -1,4 +1,4 @@
-"""Typed results of the four shrink methods, with their console output and report."""
+"""Typed results of the shrink methods, with their console output and report."""
 
 import json
 import shlex
@@ -33,6 +33,7 @@ from bertsmith.shrinking.exits import ChosenExits
 from bertsmith.shrinking.prune import CutScore, PrunedModel, PrunedSizes
 from bertsmith.shrinking.pruned_units import PruningMetadata
 from bertsmith.shrinking.vocabulary import VocabularyCut
+from bertsmith.shrinking.weights import MatrixCount, SparseStorage, WeightPrunedModel
 from bertsmith.toml import to_toml
 from bertsmith.training.log import read_log
 from bertsmith.training.summary import TrainingSummary
@@ -118,6 +119,43 @@ class PruneResult(Result):
             heads=tuple(map(len, metadata.heads)),
             neurons=tuple(map(len, metadata.neurons)),
             cuts=pruned.cuts,
+            seed=seed,
+            seconds=round(pruned.seconds, 1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPruningResult(Result):
+    """Result of pruning single weights of a model."""
+
+    metric: str
+    score: float
+    teacher_score: float
+    pruned_score: float
+    """Score with the final masks, before training with them fixed."""
+    metrics: dict[str, float] = spread()
+    sparsity: float
+    """Share of the weights of all masked matrices that is pruned."""
+    storage: SparseStorage = spread()
+    note: str
+    """What pruning single weights saves, and what it does not."""
+    matrices: tuple[MatrixCount, ...]
+    seed: int
+    seconds: float
+
+    @classmethod
+    def of(cls, pruned: WeightPrunedModel, *, note: str, seed: int) -> "WeightPruningResult":
+        """Return the result of a run."""
+        return cls(
+            metric=pruned.evaluation.metric,
+            score=pruned.evaluation.score,
+            teacher_score=pruned.teacher_score,
+            pruned_score=pruned.pruned_score,
+            metrics=dict(pruned.evaluation.metrics),
+            sparsity=pruned.sparsity,
+            storage=pruned.storage,
+            note=note,
+            matrices=pruned.matrices,
             seed=seed,
             seconds=round(pruned.seconds, 1),
         )
@@ -241,6 +279,20 @@ def print_pruned(result: PruneResult, metadata: PruningMetadata, out: Path) -> N
         f"FLOPs {sizes.flops / sizes.flops_before:.1%}"
     )
     print_plain(f"written to {out}; pruned.json lists the remaining heads and neurons")
+
+
+def print_weights(result: WeightPruningResult, out: Path) -> None:
+    """Print scores, the number of kept weights and the storage they need."""
+    weights, kept = (sum(getattr(one, name) for one in result.matrices) for name in ("weights", "kept"))
+    storage = result.storage
+    print_plain(f"dev: {result.metric} {result.score:.2f} (unpruned: {result.teacher_score:.2f})")
+    print_plain(
+        f"weights {kept:,} of {weights:,} in {len(result.matrices)} matrices; stored as dense "
+        f"{storage.dense_bytes / 1e6:.2f} MB, bit mask and values {storage.bitmask_bytes / 1e6:.2f} MB, "
+        f"compressed rows {storage.csr_bytes / 1e6:.2f} MB"
+    )
+    print_plain(result.note)
+    print_plain(f"written to {out}; masks.safetensors keeps the pruned weights at 0 in later training")
 
 
 def print_exits(measure: str, chosen: ChosenExits, out: Path) -> None:

@@ -17,6 +17,7 @@ from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.models.build import rebuild
+from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model
 from bertsmith.settings import Plain, Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig, importance
@@ -39,6 +40,8 @@ class ShrinkSettings(Record):
     """Settings shared by all methods: a fine-tuned model, its task and its data."""
 
     is_for_translation: ClassVar[bool] = False
+    keeps_masks: ClassVar[bool] = False
+    """Whether the method keeps pruned weights at 0 (checkpoint/masks.py)."""
 
     method: str
     data: str | None = None
@@ -118,6 +121,8 @@ def _inherit_training(plain: Plain, folder: Path) -> Plain:
 def load_fine_tuned(settings: ShrinkSettings) -> Model:
     """Load the fine-tuned model; InputError if it has no task head."""
     model = freeze_random_features(settings.model.load())
+    if not settings.keeps_masks:
+        refuse_masks(model, f"--method {settings.method}")
     model.task_head  # noqa: B018 (raises if the model has no task head)
     return model
 
@@ -148,7 +153,7 @@ def encode_split(settings: ShrinkSettings, model: Model, examples: Sequence[Any]
 
 def load_together(folder: Path) -> Model:
     """Load a model and wait for all processes, since the main one may remove the folder afterwards."""
-    model = load(folder)
+    model = load(folder, keep_masks=True)
     PartialState().wait_for_everyone()
     return model
 

@@ -3,7 +3,6 @@
 [train gates] -> for each cut: score units, select units, cut, [recover] -> scores and sizes
 """
 
-import copy
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,6 @@ from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.store import write_model
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
-from bertsmith.objectives.distillation import AnyTerm
-from bertsmith.objectives.distillation.objective import Distillation, name_terms
-from bertsmith.objectives.distillation.terms import HiddenStateTerm, OutputTerm
 from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, load_together
@@ -35,6 +31,7 @@ from bertsmith.shrinking.pruned_units import (
     with_folded_gates,
     with_gates,
 )
+from bertsmith.shrinking.recovery import RecoveryConfig, recovery_trainer
 from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.outputs import WatchBatch
 from bertsmith.training.evaluator import Evaluator
@@ -57,13 +54,9 @@ class GateTrainingConfig(Record):
     """Weight of the L0 penalty while too many gates are open."""
 
 
-class RecoveryConfig(Record):
+class CutRecoveryConfig(RecoveryConfig):
     """Recovery training of a pruned model."""
 
-    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), HiddenStateTerm(weight=0.1)), min_length=1)
-    """Losses between the pruned model and the unpruned one or the labels."""
-    after: float | None = Field(default=None, ge=0)
-    """Epochs after the last cut; None for run.epochs, 0 for no training."""
     between: float = Field(default=0.0, ge=0)
     """Epochs after every other cut."""
 
@@ -75,7 +68,7 @@ class PruneSettings(ShrinkSettings):
     prune: PruneConfig = PruneConfig()
     importance: ImportanceConfig = ImportanceConfig()
     gates: GateTrainingConfig = GateTrainingConfig()
-    recovery: RecoveryConfig = RecoveryConfig()
+    recovery: CutRecoveryConfig = CutRecoveryConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
@@ -184,21 +177,7 @@ def make_recovery(
     settings: PruneSettings, model: Model, context: ShrinkContext, out: Path, *, epochs: float, show: bool = True
 ) -> Trainer:
     """Return the trainer of a copy of a pruned model, which learns from the unpruned model or the labels."""
-    task, terms = settings.task.objective(context.train.examples), settings.recovery.terms
-    needs_teacher = any(term.needs_teacher for term in terms)
-    objective = Distillation(task, name_terms(terms), teacher=copy.deepcopy(context.model) if needs_teacher else None)
-    return task_trainer(
-        settings.changed(run=settings.run.changed(epochs=epochs)),
-        copy.deepcopy(model),
-        objective,
-        context.train.features,
-        Evaluator(settings.task, *context.dev, settings.sequences, task.for_evaluation()),
-        out,
-        processes=context.processes,
-        cost=4 / 3 if needs_teacher else 1.0,
-        device=context.device,
-        show=show,
-    )
+    return recovery_trainer(settings, model, context, out, run=settings.run.changed(epochs=epochs), show=show)
 
 
 def make_gating(settings: PruneSettings, context: ShrinkContext, out: Path, *, show: bool = True) -> Trainer:

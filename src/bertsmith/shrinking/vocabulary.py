@@ -13,6 +13,7 @@ from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import read_artefact
 from bertsmith.errors import InputError
 from bertsmith.models.convert import factorise
+from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model
 from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record
@@ -77,6 +78,7 @@ class CutModel:
 def shrink_vocabulary(settings: VocabularySettings, tables: TaskTables, device: str) -> CutModel:
     """Cut the vocabulary to the training texts and evaluate on dev before and after."""
     task, model = settings.task, settings.model.load()
+    refuse_masks(model, "--method vocabulary")
     small, cut = cut_vocabulary(model, task.texts(task.examples(tables.train)), settings.vocabulary)
     before, after = (
         Predictor(one.to(device).eval(), settings.task_record).evaluate(tables.dev)[0] for one in (model, small)

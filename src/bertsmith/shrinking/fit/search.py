@@ -10,6 +10,7 @@ from pathlib import Path
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.masks import unmasked
 from bertsmith.models.model import Model
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.shrinking.fit.bench import Bench, Scorer
@@ -70,7 +71,7 @@ def prepare(settings: FitSettings) -> FitInputs:
     folder = settings.model.path
     record = read_task_record(settings.model.name)
     table, train, notices = _tables(settings, record)
-    model = settings.model.load()
+    model = unmasked(settings.model.load())  # candidates are not trained
     search, budget = settings.search, settings.budget
     scorer = Scorer(model, record, table, search.ranking_examples, search.seed)
     embedding = model.config.encoder.embedding

@@ -21,7 +21,7 @@ import json
 import lzma
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,13 @@ def main() -> None:
     (options.out / "weight_pruning.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def measure_task(options: argparse.Namespace, name: str, data: str) -> list[dict[str, Any]]:
-    """Fine-tune the model on a task, shrink it in every way, and return a row for each result."""
+def measure_task(options: argparse.Namespace, name: str, data: str) -> Iterator[dict[str, Any]]:
+    """Fine-tune the model on a task, shrink it in every way, and yield a row for each result."""
     out, settings = options.out / name, [f"run.epochs={options.epochs}", f"run.seed={options.seed}"]
     dense = out / "dense"
     if not _is_finished(dense):
         bertsmith.finetune(options.model, data=data, out=dense, set=settings, device=options.device, force=True)
-    rows = [_row(name, "dense", 0.0, dense, dense, options)]
+    yield _row(name, "dense", 0.0, dense, dense, options)
     for sparsity in options.sparsities:
         runs: dict[str, dict[str, Any]] = {
             "one shot": {"method": "weights", "sparsity": sparsity, "set": ["weights.schedule=one_shot"]},
@@ -69,8 +69,7 @@ def measure_task(options: argparse.Namespace, name: str, data: str) -> list[dict
             except InputError as error:  # fewer parameters than one head and a few neurons per layer
                 print(f"{name} {kind} {sparsity:g}: {error}", flush=True)
                 continue
-            rows.append(_row(name, kind, sparsity, folder, dense, options))
-    return rows
+            yield _row(name, kind, sparsity, folder, dense, options)
 
 
 def _is_finished(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from bertsmith.models.masks import (
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 
-SUBNETS = {"width": Subnet(width=0.5), "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 90))}
+SUBNETS = {"width": Subnet(width=0.5), "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 18))}
 ENCODERS = [name for name in FAMILIES if preset(name.split()[0]).decoder is None]
 IDS, MASK = torch.arange(27).view(3, 9) + 11, padded_layout([9, 4, 1]).is_token
 

@@ -33,9 +33,9 @@ from bertsmith.layers.quantised import (
 )
 from bertsmith.models.build import assemble
 from bertsmith.models.model import Model
-from bertsmith.models.quantise import measuring, multiplies_no_states, quantised
+from bertsmith.models.quantise import measuring, quantised
 from bertsmith.models.seq2seq import Seq2Seq
-from bertsmith.models.swapping import swap
+from bertsmith.models.swapping import multiplies_no_states, swap
 from bertsmith.text.tokenizer import Tokenizer
 
 Activations = Literal["float", "token", "measured"]

@@ -18,9 +18,8 @@ from bertsmith.layers.embedding import Embedding, TokenRows
 from bertsmith.layers.halting import Halting
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.masked import MaskedGroupedLinear, MaskedLinear, MaskedRows
-from bertsmith.layers.mixers.kernels import DepthwiseKernel, FixedKernel
 from bertsmith.models.model import Model
-from bertsmith.models.swapping import swap
+from bertsmith.models.swapping import multiplies_no_states, swap
 
 Pattern = Literal["free", "2:4"]
 Scope = Literal["matrix", "global"]
@@ -111,9 +110,8 @@ def prunable_weights(model: Model, *, token_table: bool = False) -> dict[str, nn
         if not path.startswith(_PRUNED_PREFIXES):
             continue
         for name, layer in part.named_children():
-            if isinstance(layer, ElasticLinear | GroupedLinear) and not isinstance(
-                part, FixedKernel | DepthwiseKernel | Halting
-            ):
+            is_linear = isinstance(layer, ElasticLinear | GroupedLinear) and not multiplies_no_states(part, layer)
+            if is_linear and not isinstance(part, Halting):
                 found.setdefault(f"{path}.{name}.weight", layer.weight)
         if token_table and isinstance(part, Embedding) and part.token_table is not None:
             found[f"{path}.token_table"] = part.token_table

@@ -13,8 +13,6 @@ from bertsmith.layers.embedding import Embedding, TokenRows
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers.base import QueryKeyValueMixer
-from bertsmith.layers.mixers.kernels import DepthwiseKernel, FixedKernel
-from bertsmith.layers.mixers.multi_linear import RankCore
 from bertsmith.layers.quantised import (
     QuantisationConfig,
     QuantisedGroupedLinear,
@@ -26,7 +24,7 @@ from bertsmith.layers.quantised import (
 )
 from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model
-from bertsmith.models.swapping import swap
+from bertsmith.models.swapping import multiplies_no_states, swap
 
 
 def quantised(model: Model, config: QuantisationConfig) -> Model:
@@ -73,11 +71,6 @@ def make_quantised(model: Model) -> None:
         if isinstance(part, Ranges):
             part.to(next(model.parameters()))
     model.train(model.training)
-
-
-def multiplies_no_states(parent: nn.Module, module: nn.Module) -> bool:
-    """Return whether a matrix is never multiplied by hidden states: the taps of a convolution, the core of a rank."""
-    return isinstance(parent, FixedKernel | DepthwiseKernel) or isinstance(module, RankCore)
 
 
 @contextmanager

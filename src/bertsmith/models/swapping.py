@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from torch import nn
 
+from bertsmith.layers.mixers.kernels import DepthwiseKernel, FixedKernel
+from bertsmith.layers.mixers.multi_linear import RankCore
+
 Make = Callable[[str, nn.Module, nn.Module], nn.Module]
 """Function of a module's name, its parent and the module that returns the replacement, or the module to keep it."""
 
@@ -17,3 +20,8 @@ def swap(model: nn.Module, make: Make) -> None:
                 made[part] = make(f"{path}.{name}", parent, part)
             if made[part] is not part:
                 setattr(parent, name, made[part])
+
+
+def multiplies_no_states(parent: nn.Module, module: nn.Module) -> bool:
+    """Return whether a matrix is never multiplied by hidden states: the taps of a convolution, the core of a rank."""
+    return isinstance(parent, FixedKernel | DepthwiseKernel) or isinstance(module, RankCore)

@@ -161,7 +161,7 @@ def test_help_texts_become_comments(tmp_path) -> None:
 
     config = MaskingConfig()
     text = to_toml({"masking": config.plain()}, {f"masking.{name}": note for name, note in config.help().items()})
-    assert "rate = 0.15  # Share of a sequence's tokens" in text
+    assert "rate = 0.15  # Fraction of a sequence's tokens" in text
     path = tmp_path / "recipe.toml"
     path.write_text(text, encoding="utf-8")
     assert MaskingConfig.parse(read_toml(path)["masking"]) == config

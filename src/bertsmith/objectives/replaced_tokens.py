@@ -77,9 +77,8 @@ class ReplacedTokenDetectionConfig(ObjectiveConfig):
         return "generator"
 
     def network(self, config: ModelConfig) -> ModelConfig:
-        if config.is_causal and any(
-            isinstance(head, ReplacedTokensConfig) and head.adds_first for head in config.heads
-        ):
+        adds_first = any(isinstance(head, ReplacedTokensConfig) and head.adds_first for head in config.heads)
+        if adds_first and config.is_causal:
             raise InputError(
                 "replaced_tokens.adds_first is true, but in a causal encoder the first token sees itself alone; "
                 "allowed: false"

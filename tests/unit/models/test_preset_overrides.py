@@ -30,6 +30,11 @@ REFUSED = {
     ("lightconv-base", "all"): "the layers differ in their mixer",
     ("lightconv-base", "mixer"): "the layers differ in their mixer",
     ("deberta-v2-xlarge", "all"): "the layers differ in their branch",
+    **{
+        (name, sharing): "the layers differ in their mixer"
+        for name in ("lite-bert-small", "lite-transformer-small")
+        for sharing in ("all", "mixer")
+    },
 }
 
 
@@ -93,7 +98,7 @@ def test_mask_decoder_of_a_given_generator_is_an_override() -> None:
         GeneratorSource(preset="deberta-v3-xsmall-generator", has_mask_decoder=False)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "transformer-tiny"])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if bertsmith.preset(name).decoder is None])
 def test_embedding_width_of_every_family(name: str) -> None:
     config = tiny(name, embedding_width=6)
     model = bertsmith.build(config, seed=0)

@@ -155,6 +155,12 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     return config.changed(encoder=encoder.changed(layers=layers, embedding=embedding, final_norm=norm))
 
 
+def _reversible(config: ModelConfig) -> ModelConfig:
+    """Return the pre-norm config with reversible layers."""
+    config = _pre_norm(config)
+    return config.changed(encoder=config.encoder.changed(reversible=True))
+
+
 def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
     """Return a function that makes all layers of a config share modules."""
     return lambda config: config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": sharing})})
@@ -162,6 +168,7 @@ def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "pre-norm": _pre_norm,
+    "reversible": _reversible,
     "sharing mixers": _shares("mixer"),
     "sharing feed-forwards": _shares("feedforward"),
 }

@@ -14,6 +14,7 @@ from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import make_quantised
+from bertsmith.models.reversible import ReversibleEncoder
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.models.universal import StepSignal, UniversalEncoder
 
@@ -151,6 +152,8 @@ def _stack(config: EncoderConfig) -> Encoder:
         config.final_norm.build(config.width) if config.final_norm else nn.Identity(),
         config.relative.build(config.width) if config.relative else None,
     )
+    if config.reversible:
+        return ReversibleEncoder(*parts)
     if config.universal is None:
         return Encoder(*parts, layer_drop=config.layer_drop)
     signal = StepSignal(config.embedding.max_length, len(config.layers), config.width)

@@ -47,6 +47,9 @@ class LayerConfig(Record):
         return self
 
 
+_OTHER_WALKS = ("universal", "reversible")
+
+
 class EncoderConfig(Record):
     """embedding → layers → hidden states. In a file, `repeat = 12` repeats a layer."""
 
@@ -62,6 +65,9 @@ class EncoderConfig(Record):
     """Weights that all layers share: none, all, the mixers, or the feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
     """Run the layers as steps of a Universal Transformer; the paper's model also has `sharing = "all"`."""
+    reversible: bool = False
+    """Reversible layers: training keeps the activations of one layer instead of all and computes every layer twice;
+    for pre-norm layers."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping each layer in training, drawn for every micro-batch, so that layers can be removed
     later (LayerDrop, Fan et al. 2020)."""
@@ -105,6 +111,21 @@ class EncoderConfig(Record):
         return self
 
     @model_validator(mode="after")
+    def _check_reversible(self) -> "EncoderConfig":
+        if not self.reversible:
+            return self
+        for index, layer in enumerate(self.layers):
+            if layer.norm.placement != "pre":
+                raise ValueError(f"reversible is true, but layers.{index}.norm.placement is 'post'; use 'pre'")
+            for name in ("cross", "branch"):
+                if getattr(layer, name) is not None:
+                    raise ValueError(f"reversible is true, but layers.{index} has a {name}; remove one of them")
+        for name in ("layer_drop", "universal"):
+            if getattr(self, name):
+                raise ValueError(f"reversible is true, but {name} is given; remove one of them")
+        return self
+
+    @model_validator(mode="after")
     def _check_sharing(self) -> "EncoderConfig":
         parts = {
             "branch": self.sharing == "all",
@@ -128,6 +149,11 @@ class EncoderConfig(Record):
     def shares_feedforward(self) -> bool:
         """Whether all layers have the same feed-forward, with its norm."""
         return self.sharing in ("feedforward", "all")
+
+    @property
+    def other_walk(self) -> str | None:
+        """The setting that replaces "one layer after the other"; mask decoders and exits need None."""
+        return next((name for name in _OTHER_WALKS if getattr(self, name)), None)
 
     @property
     def embedding_width(self) -> int:
@@ -235,6 +261,8 @@ class ModelConfig(Record):
             return self
         if self.generator is not None:
             raise ValueError("quantisation is set for a model with a generator; allowed: encoders and encoder-decoders")
+        if self.encoder.reversible:
+            raise ValueError("quantisation is set for a reversible encoder; allowed: reversible = false")
         stacks = [self.encoder, *([] if self.decoder is None else [self.decoder])]
         bits, layers = self.quantisation.layer_bits, sum(len(stack.layers) for stack in stacks)
         if bits is not None and (len(bits) != layers or any(stack.sharing != "none" for stack in stacks)):
@@ -272,9 +300,10 @@ class ModelConfig(Record):
         exits = next((head for head in self.heads if isinstance(head, ExitsConfig)), None)
         if exits is None:
             return self
-        if self.decoder is not None or self.encoder.universal is not None:
+        if self.decoder is not None or self.encoder.other_walk is not None:
             raise ValueError(
-                "exits are given; allowed: an encoder without universal steps; a decoder takes decoder_exits"
+                "exits are given; allowed: an encoder without universal steps, reversible layers or an equilibrium; a "
+                "decoder takes decoder_exits"
             )
         if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):
             raise ValueError("exits need a task head that reads layers, but head.features.layers is 0")
@@ -304,9 +333,10 @@ class ModelConfig(Record):
         last = self.encoder.layers[-1]
         if self.decoder is not None or last.cross is not None or not last.mixer.reads_memory:
             raise ValueError("a mask_decoder needs an encoder whose last mixer supports cross attention")
-        if self.encoder.universal is not None:
+        walk = self.encoder.other_walk
+        if walk is not None:
             raise ValueError(
-                "a mask_decoder is given with encoder.universal, which has no last layer; remove one of them"
+                f"a mask_decoder is given with encoder.{walk}, which has no last layer; remove one of them"
             )
         if last.mixer.is_causal and not last.mixer.reads_positions:
             raise ValueError(

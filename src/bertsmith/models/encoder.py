@@ -146,6 +146,10 @@ def _requested(value: Tensor | None, request: str) -> Tensor:
 class Encoder(nn.Module):
     """Token ids → hidden states, by the whole network or one of its sub-networks."""
 
+    recomputes = False
+    """Whether the backward pass evaluates layers again: not twice differentiable, and not for compiled training steps,
+    sharded weights and observers of quantisation ranges."""
+
     def __init__(
         self,
         embedding: Embedding,

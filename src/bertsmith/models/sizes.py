@@ -42,6 +42,8 @@ class Size(Record):
     """Base of rotary positions, which replace the absolute ones; 10000 as published. Needs full attention."""
     sharing: Sharing = "none"
     """Weights that all layers share (ALBERT): everything, the mixers, the feed-forwards, or none."""
+    reversible: bool = False
+    """Reversible layers, whose training needs the activations of one layer only; with placement = "pre"."""
 
     def norm_of(self, epsilon: float = 1e-12) -> NormConfig:
         """Return the settings of a layer's norms."""
@@ -75,6 +77,7 @@ class Size(Record):
             width=self.width,
             embedding=embedding,
             layers=layers,
+            reversible=self.reversible,
             layer_drop=self.layer_drop,
             init_std=self.init_std,
             sharing=self.sharing,

@@ -12,6 +12,7 @@ from bertsmith.layers.mixers.sparse import SparseWeights
 from bertsmith.layers.subnet import Subnet, is_even
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
+from bertsmith.models.equilibrium import EquilibriumEncoder
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import make_quantised
 from bertsmith.models.reversible import ReversibleEncoder
@@ -154,6 +155,8 @@ def _stack(config: EncoderConfig) -> Encoder:
     )
     if config.reversible:
         return ReversibleEncoder(*parts)
+    if config.equilibrium is not None:
+        return EquilibriumEncoder(*parts, settings=config.equilibrium)
     if config.universal is None:
         return Encoder(*parts, layer_drop=config.layer_drop)
     signal = StepSignal(config.embedding.max_length, len(config.layers), config.width)

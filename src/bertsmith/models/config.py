@@ -11,6 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
+from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
@@ -47,7 +48,7 @@ class LayerConfig(Record):
         return self
 
 
-_OTHER_WALKS = ("universal", "reversible")
+_OTHER_WALKS = ("universal", "reversible", "equilibrium")
 
 
 class EncoderConfig(Record):
@@ -68,6 +69,9 @@ class EncoderConfig(Record):
     reversible: bool = False
     """Reversible layers: training keeps the activations of one layer instead of all and computes every layer twice;
     for pre-norm layers."""
+    equilibrium: EquilibriumConfig | None = None
+    """Repeat the layers, usually one, until their output no longer changes (deep equilibrium model); for post-norm
+    layers."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping each layer in training, drawn for every micro-batch, so that layers can be removed
     later (LayerDrop, Fan et al. 2020)."""
@@ -111,18 +115,24 @@ class EncoderConfig(Record):
         return self
 
     @model_validator(mode="after")
-    def _check_reversible(self) -> "EncoderConfig":
-        if not self.reversible:
-            return self
-        for index, layer in enumerate(self.layers):
-            if layer.norm.placement != "pre":
-                raise ValueError(f"reversible is true, but layers.{index}.norm.placement is 'post'; use 'pre'")
-            for name in ("cross", "branch"):
-                if getattr(layer, name) is not None:
-                    raise ValueError(f"reversible is true, but layers.{index} has a {name}; remove one of them")
-        for name in ("layer_drop", "universal"):
-            if getattr(self, name):
-                raise ValueError(f"reversible is true, but {name} is given; remove one of them")
+    def _check_walk(self) -> "EncoderConfig":
+        # f(z) = z + … has no fixed point that iteration would find
+        for walk, placement, unsupported in (
+            ("reversible", "pre", ("cross", "branch")),
+            ("equilibrium", "post", ("cross",)),
+        ):
+            if not getattr(self, walk):
+                continue
+            for name in ("layer_drop", *_OTHER_WALKS):
+                if name != walk and getattr(self, name):
+                    raise ValueError(f"{walk} and {name} are given; remove one of them")
+            for index, layer in enumerate(self.layers):
+                if layer.norm.placement != placement:
+                    given = f"layers.{index}.norm.placement is {layer.norm.placement!r}"
+                    raise ValueError(f"{walk} is given, but {given}; use {placement!r}")
+                for name in unsupported:
+                    if getattr(layer, name) is not None:
+                        raise ValueError(f"{walk} is given, but layers.{index} has a {name}; remove one of them")
         return self
 
     @model_validator(mode="after")
@@ -160,15 +170,24 @@ class EncoderConfig(Record):
         return self.embedding.width or self.width
 
     @property
+    def jacobian_weight(self) -> float | None:
+        """The weight of the Jacobian regularisation in the loss; None without an equilibrium."""
+        return None if self.equilibrium is None else self.equilibrium.jacobian_weight
+
+    @property
     def ponder_weight(self) -> float | None:
         """The weight of the ponder cost in the loss; None where positions do not halt."""
         halting = None if self.universal is None else self.universal.halting
         return None if halting is None else halting.cost
 
     def flops(self, length: int) -> int:
-        """Floating-point operations of one token's forward pass through the layers (2 per multiply-add)."""
+        """Floating-point operations of one token's forward pass through the layers (2 per multiply-add).
+
+        An upper bound for an equilibrium, whose sequences may converge early.
+        """
         widening = 0 if self.embedding_width == self.width else 2 * self.embedding_width * self.width
-        return widening + sum(self._layer_flops(layer, length) for layer in self.layers)
+        evaluations = 1 if self.equilibrium is None else self.equilibrium.steps + 1
+        return widening + evaluations * sum(self._layer_flops(layer, length) for layer in self.layers)
 
     def _layer_flops(self, layer: LayerConfig, length: int) -> int:
         flops = layer.mixer.flops(self.width, length) + layer.feedforward.flops(self.width)
@@ -261,8 +280,9 @@ class ModelConfig(Record):
             return self
         if self.generator is not None:
             raise ValueError("quantisation is set for a model with a generator; allowed: encoders and encoder-decoders")
-        if self.encoder.reversible:
-            raise ValueError("quantisation is set for a reversible encoder; allowed: reversible = false")
+        if self.encoder.other_walk in ("reversible", "equilibrium"):
+            walk = self.encoder.other_walk  # observers of ranges would count activations several times
+            raise ValueError(f"quantisation and encoder.{walk} are given; remove one of them")
         stacks = [self.encoder, *([] if self.decoder is None else [self.decoder])]
         bits, layers = self.quantisation.layer_bits, sum(len(stack.layers) for stack in stacks)
         if bits is not None and (len(bits) != layers or any(stack.sharing != "none" for stack in stacks)):

@@ -154,11 +154,11 @@ class TrainStep:
         if self.is_sharded and run.compile in ("whole", "graphs"):
             raise InputError(f"run.compile is {run.compile!r} and the weights are sharded; allowed: off, on")
         if any(isinstance(module, Encoder) and module.recomputes for module in self.model.modules()):
-            # both work on Block.forward, which such an encoder does not call
+            walk = "the encoder is reversible or an equilibrium"
             if run.compile != "off":
-                raise InputError(f"run.compile is {run.compile!r} and the encoder is reversible; allowed: off")
+                raise InputError(f"run.compile is {run.compile!r} and {walk}; allowed: off")
             if self.is_sharded:
-                raise InputError("the weights are sharded and the encoder is reversible; allowed: whole weights")
+                raise InputError(f"the weights are sharded and {walk}; allowed: whole weights on every process")
         if not self.is_graphed:
             return
         if self.device.type != "cuda":

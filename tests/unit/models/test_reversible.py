@@ -254,22 +254,22 @@ def test_it_is_not_the_pre_norm_network_of_the_same_weights() -> None:
 
 
 def test_configs_that_do_not_fit_raise() -> None:
-    with pytest.raises(InputError, match=r"reversible is true, but layers\.0\.norm\.placement is 'post'; use 'pre'"):
+    with pytest.raises(InputError, match=r"reversible is given, but layers\.0\.norm\.placement is 'post'; use 'pre'"):
         bertsmith.preset("bert-tiny", reversible=True)
-    with pytest.raises(InputError, match=r"reversible is true, but layer_drop is given"):
+    with pytest.raises(InputError, match=r"reversible and layer_drop are given"):
         bertsmith.preset("bert-tiny", reversible=True, placement="pre", layer_drop=0.1)
-    with pytest.raises(InputError, match=r"reversible is true, but universal is given"):
+    with pytest.raises(InputError, match=r"reversible and universal are given"):
         bertsmith.preset("universal-base", reversible=True, placement="pre")
-    with pytest.raises(InputError, match=r"reversible is true, but layers\.0 has a branch"):
+    with pytest.raises(InputError, match=r"reversible is given, but layers\.0 has a branch"):
         bertsmith.preset("deberta-v2-xlarge", reversible=True, placement="pre")
     with pytest.raises(InputError, match=r"a mask_decoder is given with encoder\.reversible"):
         bertsmith.preset("deberta-base", reversible=True, placement="pre")
-    with pytest.raises(InputError, match=r"reversible is true, but layers\.0 has a cross"):
+    with pytest.raises(InputError, match=r"reversible is given, but layers\.0 has a cross"):
         bertsmith.preset("transformer-tiny", reversible=True, placement="pre")
     plain = reversible().config.plain()
     with pytest.raises(InputError, match="exits are given; allowed in an encoder without a decoder"):
         ModelConfig.parse({**plain, "heads": [{"kind": "exits", "layers": [1], "outputs": 2, "answer": "classes"}]})
-    with pytest.raises(InputError, match="quantisation is set for a reversible encoder"):
+    with pytest.raises(InputError, match=r"quantisation and encoder\.reversible are given"):
         ModelConfig.parse({**plain, "quantisation": {}})
 
 
@@ -277,7 +277,7 @@ def test_requests_that_do_not_fit_raise() -> None:
     model, (tokens, layout) = reversible(), layouts()["packed"]
     with pytest.raises(InputError, match="a reversible encoder has no separate last layer"):
         model.encoder.run(EncoderInputs(tokens, layout), Want(last_block=False))
-    with pytest.raises(InputError, match="a reversible encoder has no second derivatives"):
+    with pytest.raises(InputError, match="a reversible or equilibrium encoder has no second derivatives"):
         layer_sharpness(model, [])
 
 

@@ -337,3 +337,17 @@ def test_flops_count_every_step() -> None:
     model = equilibrium(steps=9)
     once = model.config.encoder.changed(equilibrium=None)
     assert model.config.encoder.flops(8) == 10 * once.flops(8)
+
+
+def test_compiled_equilibrium_needs_the_plain_solver_and_no_gradients() -> None:
+    tokens, layout, _, _ = batch()
+    plain, mixed = equilibrium(solver="plain", steps=4).eval(), equilibrium(steps=4).eval()
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(plain.encoder, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(tokens, layout), plain.encoder(tokens, layout), rtol=0, atol=1e-12)
+    refusals = (InputError, torch._dynamo.exc.Unsupported)
+    with torch.no_grad(), pytest.raises(refusals, match="compiled and exported models need 'plain'"):
+        torch.compile(mixed.encoder, fullgraph=True, backend="eager")(tokens, layout)
+    with pytest.raises(refusals, match="cannot be compiled with gradients"):
+        torch.compile(plain.encoder, fullgraph=True, backend="eager")(tokens, layout)

@@ -18,7 +18,7 @@ Solver = Literal["anderson", "plain"]
 
 @dataclass(frozen=True)
 class Convergence:
-    """How well the hidden states of a batch have converged.
+    """Residual and number of iterations of every sequence of a batch.
 
     Shape: residual and iterations (batch,).
     """

@@ -3,8 +3,7 @@
     x = embedding,  f(z) = layers(z + x),  z* = f(z*),  result: f(z*), then the final norm
 
 Forward, a solver finds z* without a graph, from z = 0. Backward, the implicit function theorem gives the gradients with
-one evaluation of f at z*: they are those of f with the gradient g, where g = Jᵀg + ∂L/∂z* is a fixed point as well
-(J = ∂f/∂z at z*). Memory does not depend on the number of steps. All evaluations of f drop the same values: otherwise
+one evaluation of f at z*: (∂f/∂θ)ᵀg, where g = Jᵀg + ∂L/∂z* is a fixed point as well (J = ∂f/∂z at z*). Memory does not depend on the number of steps. All evaluations of f drop the same values: otherwise
 f would change from one to the next. The solver runs in the dtype of the weights, autocast off: with bfloat16 residuals
 do not fall below about 1e-2.
 """
@@ -69,7 +68,7 @@ class EquilibriumConfig(Record):
 class EquilibriumEncoder(Encoder):
     """An encoder whose output is a fixed point of its layers.
 
-    `all_hidden_states` are those of the last evaluation: its first input is z* + x.
+    `all_hidden_states` come from the last evaluation of the layers, whose input is z* + x.
     """
 
     recomputes = True

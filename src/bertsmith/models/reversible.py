@@ -105,7 +105,7 @@ class Part:
             return self._compute(stream)
 
     def pull_back(self, leaf: Tensor, output: Tensor, gradient: Tensor, gradients: Gradients) -> Tensor:
-        """Return the gradient of the stream, and add those of the other tensors to `gradients`."""
+        """Return the gradient of the stream, and add the gradients of the other tensors to `gradients`."""
         found = torch.autograd.grad(output, (leaf, *self.tensors), gradient.to(output.dtype), allow_unused=True)
         for tensor, own in zip(self.tensors, found[1:], strict=True):
             if own is not None:
@@ -169,7 +169,7 @@ class ReversibleStack:
         return first, second
 
     def backward(self, outputs: Streams, output_gradients: Streams) -> tuple[Streams, Streams, Gradients]:
-        """Return the inputs of the first layer, recomputed, their gradients, and those of the other tensors."""
+        """Return the recomputed inputs of the first layer, their gradients, and the gradients of the other tensors."""
         (first, second), (first_gradient, second_gradient) = outputs, output_gradients
         gradients: Gradients = {}
         for mixer, feedforward in reversed(self.layers):

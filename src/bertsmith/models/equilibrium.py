@@ -3,9 +3,9 @@
     x = embedding,  f(z) = layers(z + x),  z* = f(z*),  result: f(z*), then the final norm
 
 Forward, a solver finds z* without a graph, from z = 0. Backward, the implicit function theorem gives the gradients with
-one evaluation of f at z*: (∂f/∂θ)ᵀg, where g = Jᵀg + ∂L/∂z* is a fixed point as well (J = ∂f/∂z at z*). Memory does not depend on the number of steps. All evaluations of f drop the same values: otherwise
-f would change from one to the next. The solver runs in the dtype of the weights, autocast off: with bfloat16 residuals
-do not fall below about 1e-2.
+one evaluation of f at z*: (∂f/∂θ)ᵀg, where g = Jᵀg + ∂L/∂z* is a fixed point as well (J = ∂f/∂z at z*). Memory does
+not depend on the number of steps. All evaluations of f drop the same values: otherwise f would change from one to the
+next. The solver runs in the dtype of the weights, autocast off: with bfloat16 residuals do not fall below about 1e-2.
 """
 
 from collections.abc import Callable, Sequence
@@ -232,7 +232,7 @@ class _Implicit(torch.autograd.Function):
         return shown.view_as(shown)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
         def adjoint(vector: Tensor) -> Tensor:
             (product,) = torch.autograd.grad(ctx.value, ctx.point, vector, retain_graph=True)

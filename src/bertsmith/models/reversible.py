@@ -196,7 +196,7 @@ class _Reversible(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *output_gradients: Tensor) -> tuple[Any, ...]:
         first, second, *_ = ctx.saved_tensors
         first_gradient, second_gradient = output_gradients

@@ -152,7 +152,8 @@ def encoder_sums(output: EncoderOutput, terms: Mapping[str, Term], is_real: Tens
         )
     if ("jacobian" in terms) != (convergence is not None):
         raise InputError(
-            "only one of objective (jacobian_weight) and encoder (equilibrium) is set up for a fixed point; both must be"
+            "only one of objective (jacobian_weight) and encoder (equilibrium) is set up for an equilibrium; both "
+            "must be"
         )
     if is_real is None:
         return {}

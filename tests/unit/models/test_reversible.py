@@ -286,3 +286,24 @@ def test_training_mode_is_not_compiled() -> None:
     compiled = torch.compile(model.encoder.train(), fullgraph=True, backend="eager")
     with pytest.raises((InputError, torch._dynamo.exc.Unsupported), match="cannot be compiled"):
         compiled(tokens, layout)
+
+
+def test_every_parameter_is_ready_for_distributed_training() -> None:
+    """DDP averages a gradient when a hook on its parameter fires; a missing one would be an error here."""
+    model, (tokens, layout) = reversible(dropout=0.1).train(), layouts()["packed"]
+    model.encoder.embedding.type_table.requires_grad_(False)  # no types are given
+    torch.manual_seed(1)
+    model.encoder(tokens, layout).square().sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.encoder.parameters() if parameter.requires_grad]
+    model.zero_grad()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = torch.nn.parallel.DistributedDataParallel(model.encoder)
+        for _ in range(2):  # the second forward pass checks that the first reduced every parameter
+            model.zero_grad()
+            torch.manual_seed(1)
+            wrapped(tokens, layout).square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    found = [parameter.grad for parameter in model.encoder.parameters() if parameter.requires_grad]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -267,7 +267,7 @@ def test_configs_that_do_not_fit_raise() -> None:
     with pytest.raises(InputError, match=r"reversible is given, but layers\.0 has a cross"):
         bertsmith.preset("transformer-tiny", reversible=True, placement="pre")
     plain = reversible().config.plain()
-    with pytest.raises(InputError, match="exits are given; allowed in an encoder without a decoder"):
+    with pytest.raises(InputError, match="exits are given; allowed: an encoder without universal steps, reversible"):
         ModelConfig.parse({**plain, "heads": [{"kind": "exits", "layers": [1], "outputs": 2, "answer": "classes"}]})
     with pytest.raises(InputError, match=r"quantisation and encoder\.reversible are given"):
         ModelConfig.parse({**plain, "quantisation": {}})

@@ -24,6 +24,7 @@ from bertsmith.layers.positions import RelativeConfig, token_rotations
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
 from bertsmith.ops import attention, conv, disentangled, favor, multi_linear
@@ -155,6 +156,18 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     return config.changed(encoder=encoder.changed(layers=layers, embedding=embedding, final_norm=norm))
 
 
+def _reversible(config: ModelConfig) -> ModelConfig:
+    """Return the pre-norm config with reversible layers."""
+    config = _pre_norm(config)
+    return config.changed(encoder=config.encoder.changed(reversible=True))
+
+
+def _equilibrium(config: ModelConfig) -> ModelConfig:
+    """Return the config as an equilibrium, with weights small enough for it to converge."""
+    equilibrium = EquilibriumConfig(solver="plain", steps=40, backward_steps=60, tolerance=1e-13)
+    return config.changed(encoder=config.encoder.changed(equilibrium=equilibrium, init_std=0.1))
+
+
 def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
     """Return a function that makes all layers of a config share modules."""
     return lambda config: config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": sharing})})
@@ -162,6 +175,8 @@ def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "pre-norm": _pre_norm,
+    "reversible": _reversible,
+    "equilibrium": _equilibrium,
     "sharing mixers": _shares("mixer"),
     "sharing feed-forwards": _shares("feedforward"),
 }

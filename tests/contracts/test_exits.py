@@ -15,7 +15,7 @@ from bertsmith.models.model import Model
 
 LENGTHS = [5, 12, 1, 9, 2, 7]
 CONFIGS = {name: tiny_model(name).config for name in FAMILIES}
-ENCODERS = [name for name, config in CONFIGS.items() if config.decoder is None and config.encoder.universal is None]
+ENCODERS = [name for name, config in CONFIGS.items() if config.decoder is None and not config.encoder.other_walk]
 
 
 def exiting_model(name: str, layers: int = 1, labels: int = 3) -> Model:

@@ -144,10 +144,20 @@ def test_ponder_weight_requires_a_halting_encoder(corpus_folder: Path) -> None:
             objective(model, objective.prepare(batch, 0))
 
 
+def test_jacobian_weight_requires_an_equilibrium(corpus_folder: Path) -> None:
+    batch = next(batches(corpus_folder, micro_tokens=128))
+    model, _ = make(CASES["masked_lm"], "bert-tiny", corpus_folder)
+    objective = OBJECTIVES["masked_lm"]().build(Tokenizer.load(corpus_folder), jacobian_weight=0.0)
+    with pytest.raises(InputError, match=r"only one of objective \(jacobian_weight\)"):
+        objective(model, objective.prepare(batch, 0))
+
+
 def test_replaced_tokens_rejects_unsupported_models(corpus_folder: Path) -> None:
     case, tokenizer = CASES["replaced_tokens"], Tokenizer.load(corpus_folder)
     with pytest.raises(InputError, match=r"encoder.universal.halting is given; allowed with replaced_tokens"):
         make(Case(case.kind, {"universal-base": 2}, generator=case.generator), "universal-base", corpus_folder)
+    with pytest.raises(InputError, match=r"encoder.equilibrium is given; allowed with replaced_tokens"):
+        OBJECTIVES[case.kind]().build(tokenizer, jacobian_weight=0.0)
     model, _ = make(CASES["masked_lm"], "bert-tiny", corpus_folder)
     objective = OBJECTIVES["replaced_tokens"]().build(tokenizer)
     with pytest.raises(InputError, match="this model has no generator; replaced_tokens needs one"):

@@ -15,6 +15,7 @@ from bertsmith.models.quantise import dequantised, measuring, quantised
 
 SUBNETS = {"width": Subnet(width=0.5), "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 20))}
 ENCODERS = [name for name in FAMILIES if preset(name.split()[0]).decoder is None]
+ENCODERS = [name for name in ENCODERS if not name.endswith((" reversible", " equilibrium"))]
 
 
 def rounding_model(name: str, *subnets: Subnet, **settings: object) -> Model:

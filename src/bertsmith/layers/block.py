@@ -127,6 +127,16 @@ class Block(nn.Module):
             return hidden
         return self.branch(layer_input, hidden, context)
 
+    def mixer_output(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        """Return the term that the mixer adds to the residual stream of a pre-norm block without a cross mixer."""
+        return self.dropout(self.mixer(self._sublayer_input(hidden, self.mixer_norm), context), context.layout)
+
+    def feedforward_output(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        """Return the term that the feed-forward adds to the residual stream of a pre-norm block."""
+        return self.dropout(
+            self.feedforward(self._sublayer_input(hidden, self.feedforward_norm), context), context.layout
+        )
+
     def start(self, context: ForwardContext) -> tuple[State, State]:
         """Return the decoding states of the two mixers before the first token."""
         return self.mixer.start(self._mixer_context(context)), () if self.cross is None else self.cross.start(context)

@@ -12,9 +12,11 @@ from bertsmith.layers.mixers.sparse import SparseWeights
 from bertsmith.layers.subnet import Subnet, is_even
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
+from bertsmith.models.equilibrium import EquilibriumEncoder
 from bertsmith.models.masks import masks_of, put_masks
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import make_quantised
+from bertsmith.models.reversible import ReversibleEncoder
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.models.universal import StepSignal, UniversalEncoder
 
@@ -153,6 +155,10 @@ def _stack(config: EncoderConfig) -> Encoder:
         config.final_norm.build(config.width) if config.final_norm else nn.Identity(),
         config.relative.build(config.width) if config.relative else None,
     )
+    if config.reversible:
+        return ReversibleEncoder(*parts)
+    if config.equilibrium is not None:
+        return EquilibriumEncoder(*parts, settings=config.equilibrium)
     if config.universal is None:
         return Encoder(*parts, layer_drop=config.layer_drop)
     signal = StepSignal(config.embedding.max_length, len(config.layers), config.width)

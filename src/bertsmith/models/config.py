@@ -11,6 +11,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
+from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
@@ -47,6 +48,9 @@ class LayerConfig(Record):
         return self
 
 
+_OTHER_WALKS = ("universal", "reversible", "equilibrium")
+
+
 class EncoderConfig(Record):
     """embedding → layers → hidden states. In a file, `repeat = 12` repeats a layer."""
 
@@ -62,6 +66,12 @@ class EncoderConfig(Record):
     """Weights that all layers share: none, all, the mixers, or the feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
     """Run the layers as steps of a Universal Transformer; the paper's model also has `sharing = "all"`."""
+    reversible: bool = False
+    """Reversible layers: training keeps the activations of one layer instead of all and computes every layer twice;
+    for pre-norm layers."""
+    equilibrium: EquilibriumConfig | None = None
+    """Repeat the layers, usually one, until their output no longer changes (deep equilibrium model); for post-norm
+    layers."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping each layer in training, drawn for every micro-batch, so that layers can be removed
     later (LayerDrop, Fan et al. 2020)."""
@@ -105,6 +115,27 @@ class EncoderConfig(Record):
         return self
 
     @model_validator(mode="after")
+    def _check_walk(self) -> "EncoderConfig":
+        # f(z) = z + … has no fixed point that iteration would find
+        for walk, placement, unsupported in (
+            ("reversible", "pre", ("cross", "branch")),
+            ("equilibrium", "post", ("cross",)),
+        ):
+            if not getattr(self, walk):
+                continue
+            for name in ("layer_drop", *_OTHER_WALKS):
+                if name != walk and getattr(self, name):
+                    raise ValueError(f"{walk} and {name} are given; remove one of them")
+            for index, layer in enumerate(self.layers):
+                if layer.norm.placement != placement:
+                    given = f"layers.{index}.norm.placement is {layer.norm.placement!r}"
+                    raise ValueError(f"{walk} is given, but {given}; use {placement!r}")
+                for name in unsupported:
+                    if getattr(layer, name) is not None:
+                        raise ValueError(f"{walk} is given, but layers.{index} has a {name}; remove one of them")
+        return self
+
+    @model_validator(mode="after")
     def _check_sharing(self) -> "EncoderConfig":
         parts = {
             "branch": self.sharing == "all",
@@ -130,8 +161,18 @@ class EncoderConfig(Record):
         return self.sharing in ("feedforward", "all")
 
     @property
+    def other_walk(self) -> str | None:
+        """The setting that replaces "one layer after the other"; mask decoders and exits need None."""
+        return next((name for name in _OTHER_WALKS if getattr(self, name)), None)
+
+    @property
     def embedding_width(self) -> int:
         return self.embedding.width or self.width
+
+    @property
+    def jacobian_weight(self) -> float | None:
+        """The weight of the Jacobian regularisation in the loss; None without an equilibrium."""
+        return None if self.equilibrium is None else self.equilibrium.jacobian_weight
 
     @property
     def ponder_weight(self) -> float | None:
@@ -140,9 +181,13 @@ class EncoderConfig(Record):
         return None if halting is None else halting.cost
 
     def flops(self, length: int) -> int:
-        """Floating-point operations of one token's forward pass through the layers (2 per multiply-add)."""
+        """Floating-point operations of one token's forward pass through the layers (2 per multiply-add).
+
+        An upper bound for an equilibrium, whose sequences may converge early.
+        """
         widening = 0 if self.embedding_width == self.width else 2 * self.embedding_width * self.width
-        return widening + sum(self._layer_flops(layer, length) for layer in self.layers)
+        evaluations = 1 if self.equilibrium is None else self.equilibrium.steps + 1
+        return widening + evaluations * sum(self._layer_flops(layer, length) for layer in self.layers)
 
     def _layer_flops(self, layer: LayerConfig, length: int) -> int:
         flops = layer.mixer.flops(self.width, length) + layer.feedforward.flops(self.width)
@@ -235,6 +280,9 @@ class ModelConfig(Record):
             return self
         if self.generator is not None:
             raise ValueError("quantisation is set for a model with a generator; allowed: encoders and encoder-decoders")
+        if self.encoder.other_walk in ("reversible", "equilibrium"):
+            walk = self.encoder.other_walk  # observers of ranges would count activations several times
+            raise ValueError(f"quantisation and encoder.{walk} are given; remove one of them")
         stacks = [self.encoder, *([] if self.decoder is None else [self.decoder])]
         bits, layers = self.quantisation.layer_bits, sum(len(stack.layers) for stack in stacks)
         if bits is not None and (len(bits) != layers or any(stack.sharing != "none" for stack in stacks)):
@@ -272,9 +320,10 @@ class ModelConfig(Record):
         exits = next((head for head in self.heads if isinstance(head, ExitsConfig)), None)
         if exits is None:
             return self
-        if self.decoder is not None or self.encoder.universal is not None:
+        if self.decoder is not None or self.encoder.other_walk is not None:
             raise ValueError(
-                "exits are given; allowed: an encoder without universal steps; a decoder takes decoder_exits"
+                "exits are given; allowed: an encoder without universal steps, reversible layers or an equilibrium; a "
+                "decoder takes decoder_exits"
             )
         if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):
             raise ValueError("exits need a task head that reads layers, but head.features.layers is 0")
@@ -304,9 +353,10 @@ class ModelConfig(Record):
         last = self.encoder.layers[-1]
         if self.decoder is not None or last.cross is not None or not last.mixer.reads_memory:
             raise ValueError("a mask_decoder needs an encoder whose last mixer supports cross attention")
-        if self.encoder.universal is not None:
+        walk = self.encoder.other_walk
+        if walk is not None:
             raise ValueError(
-                "a mask_decoder is given with encoder.universal, which has no last layer; remove one of them"
+                f"a mask_decoder is given with encoder.{walk}, which has no last layer; remove one of them"
             )
         if last.mixer.is_causal and not last.mixer.reads_positions:
             raise ValueError(

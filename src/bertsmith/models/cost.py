@@ -94,7 +94,7 @@ def _key_value_flops(mixer: MixerConfig, encoder: EncoderConfig) -> int:
 
 def _saved(config: ModelConfig, targets_per_token: float) -> float:
     """Return the number of activations saved per token over all layers."""
-    layers: float = len(config.encoder.layers)
+    layers: float = 1 if config.encoder.reversible else len(config.encoder.layers)
     if _steps(config):
         layers += _steps(config) * targets_per_token - (0 if _needs_last(config) else 1)
     return layers * config.encoder.width * _SAVED_PER_LAYER

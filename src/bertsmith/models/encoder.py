@@ -18,6 +18,7 @@ from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.embedding import Embedding, Perturbation
 from bertsmith.layers.feedforward import FeedForward
+from bertsmith.layers.fixed_point import Convergence
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.positions import RelativeTable, token_rotations
@@ -97,6 +98,8 @@ class EncoderOutput:
     "cross_"; their last axis is the memory's length."""
     pondering: Pondering | None = None
     """Number of steps of every position, where positions halt (models/universal.py)."""
+    convergence: Convergence | None = None
+    """Residual and iterations of every sequence of an equilibrium encoder (models/equilibrium.py)."""
     task: Tensor | None = None
     masked: Tensor | None = None
 
@@ -146,6 +149,10 @@ def _requested(value: Tensor | None, request: str) -> Tensor:
 class Encoder(nn.Module):
     """Token ids → hidden states, by the whole network or one of its sub-networks."""
 
+    recomputes = False
+    """Whether the backward pass evaluates layers again: not twice differentiable, and not for compiled training steps,
+    sharded weights and observers of quantisation ranges."""
+
     def __init__(
         self,
         embedding: Embedding,
@@ -194,13 +201,15 @@ class Encoder(nn.Module):
         if want.layers > len(blocks):
             raise InputError(f"hidden states of {want.layers} layers are requested; this encoder has {len(blocks)}")
         collected: list[Tensor] | None = [] if want.layers > 1 or want.all_hidden_states or want.maps else None
-        hidden, pondering = self._through(blocks, hidden, collected)
+        hidden, steps = self._through(blocks, hidden, collected)
         final = self.final_norm(hidden)
+        pondering = steps if isinstance(steps, Pondering) else None
+        convergence = steps if isinstance(steps, Convergence) else None
         if collected is None:
-            return EncoderOutput(self.final_norm, final, pondering=pondering)
+            return EncoderOutput(self.final_norm, final, pondering=pondering, convergence=convergence)
         calls = zip(blocks, collected, strict=False)  # not strict: `collected` ends with the output of the last block
         maps = tuple(block.maps(entering, own) for (block, own), entering in calls) if want.maps else ()
-        return EncoderOutput(self.final_norm, final, tuple(collected), tuple(blocks), maps, pondering)
+        return EncoderOutput(self.final_norm, final, tuple(collected), tuple(blocks), maps, pondering, convergence)
 
     def context(
         self,
@@ -277,7 +286,7 @@ class Encoder(nn.Module):
 
     def _through(
         self, blocks: Sequence[BlockCall], hidden: Tensor, collected: list[Tensor] | None = None
-    ) -> tuple[Tensor, Pondering | None]:
+    ) -> tuple[Tensor, Pondering | Convergence | None]:
         """Run some blocks; `collected` gets the input of each and the output of the last."""
         is_dropping = self.training and self.layer_drop > 0
         draws = torch.rand(len(blocks), device=hidden.device) if is_dropping else None

@@ -62,7 +62,7 @@ def _generator_heads(config: ModelConfig, has_mask_decoder: bool | None) -> tupl
     encoder, embedding = config.encoder, config.encoder.embedding
     if has_mask_decoder is None:
         lacks_positions = embedding.positions == "none" and encoder.layers[-1].mixer.reads_positions
-        has_mask_decoder = "mask_decoder" in own if own else lacks_positions and encoder.universal is None
+        has_mask_decoder = "mask_decoder" in own if own else lacks_positions and encoder.other_walk is None
     plain = own.get("masked_tokens", MaskedTokensConfig(epsilon=embedding.epsilon))
     if not has_mask_decoder:
         return (plain,)

@@ -14,6 +14,7 @@ from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.long_short import LongShortConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, Sharing
+from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.heads import HeadConfig, MaskDecoderConfig, MaskedTokensConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
@@ -42,6 +43,10 @@ class Size(Record):
     """Base of rotary positions, which replace the absolute ones; 10000 as published. Needs full attention."""
     sharing: Sharing = "none"
     """Weights that all layers share (ALBERT): everything, the mixers, the feed-forwards, or none."""
+    reversible: bool = False
+    """Reversible layers, whose training needs the activations of one layer only; with placement = "pre"."""
+    equilibrium: EquilibriumConfig | None = None
+    """Repeat the layers, usually one, until their output no longer changes; with placement = "post"."""
 
     def norm_of(self, epsilon: float = 1e-12) -> NormConfig:
         """Return the settings of a layer's norms."""
@@ -75,6 +80,8 @@ class Size(Record):
             width=self.width,
             embedding=embedding,
             layers=layers,
+            reversible=self.reversible,
+            equilibrium=self.equilibrium,
             layer_drop=self.layer_drop,
             init_std=self.init_std,
             sharing=self.sharing,

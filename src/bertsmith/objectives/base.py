@@ -100,8 +100,10 @@ class ObjectiveConfig(Record, ABC):
         return config
 
     @abstractmethod
-    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "Objective[Any, Any]":
-        """Return the objective; an encoder with halting needs `EncoderConfig.ponder_weight`."""
+    def build(
+        self, tokenizer: Tokenizer, ponder_weight: float | None = None, jacobian_weight: float | None = None
+    ) -> "Objective[Any, Any]":
+        """Return the objective; the weights are those of the same name in the `EncoderConfig`."""
 
 
 Given = TypeVar("Given", bound=TrainingBatch)

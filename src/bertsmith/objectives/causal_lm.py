@@ -20,7 +20,14 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Sums, Term, class_sums
-from bertsmith.objectives.masked_lm import MaskedBatch, MaskedLM, MaskedLMConfig, ponder_sums
+from bertsmith.objectives.masked_lm import (
+    MaskedBatch,
+    MaskedLM,
+    MaskedLMConfig,
+    encoder_counts,
+    encoder_sums,
+    encoder_terms,
+)
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -44,8 +51,10 @@ class CausalLMConfig(ObjectiveConfig):
     def network(self, config: ModelConfig) -> ModelConfig:
         return config.causal()
 
-    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "CausalLM":
-        return CausalLM(ponder_weight)
+    def build(
+        self, tokenizer: Tokenizer, ponder_weight: float | None = None, jacobian_weight: float | None = None
+    ) -> "CausalLM":
+        return CausalLM(ponder_weight, jacobian_weight)
 
 
 @dataclass(frozen=True)
@@ -60,28 +69,27 @@ class CausalBatch:
     types: Tensor | None
     targets: Tensor
     is_real: Tensor | None = None
-    """True where tokens are not padding, for the ponder cost; None without one."""
+    """True where tokens are not padding, for a term of the encoder; None without one."""
 
 
 class CausalLM(Objective[TokenBatch, CausalBatch]):
-    """Cross-entropy of every next token, including [SEP], plus the ponder cost of an encoder with halting."""
+    """Cross-entropy of every next token, including [SEP], plus the term of an encoder that has one (masked_lm.py)."""
 
-    def __init__(self, ponder_weight: float | None = None) -> None:
-        self.ponder_weight = ponder_weight
-        self.terms = {"next_token": Term(("accuracy",))}
-        if ponder_weight is not None:
-            self.terms["ponder"] = Term(("halted_early",), weight=ponder_weight)
+    def __init__(self, ponder_weight: float | None = None, jacobian_weight: float | None = None) -> None:
+        own_terms = encoder_terms(ponder_weight, jacobian_weight)
+        self.has_encoder_term = bool(own_terms)
+        self.terms = {"next_token": Term(("accuracy",)), **own_terms}
 
     def to(self, device: torch.device | str) -> "CausalLM":
         return self
 
     def prepare(self, batch: TokenBatch, seed: int) -> CausalBatch:
-        is_real = None if self.ponder_weight is None else batch.is_real
+        is_real = batch.is_real if self.has_encoder_term else None
         return CausalBatch(batch.tokens, batch.layout, batch.types, next_tokens(batch), is_real)
 
     def counts(self, prepared: CausalBatch) -> dict[str, Tensor]:
         counts = {"next_token": (prepared.targets != IGNORED).sum()}
-        return counts if prepared.is_real is None else {**counts, "ponder": prepared.is_real.sum()}
+        return {**counts, **encoder_counts(self.terms, prepared.is_real)}
 
     def __call__(self, model: Model, prepared: CausalBatch) -> dict[str, Sums]:
         positions = torch.arange(prepared.targets.shape[0], device=prepared.targets.device)
@@ -91,7 +99,10 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
         scores = model.head("masked_tokens")(
             output.masked_states, model.token_table
         )  # (tokens, width) -> (tokens, vocabulary)
-        return {"next_token": class_sums(scores, prepared.targets), **ponder_sums(output, prepared.is_real)}
+        return {
+            "next_token": class_sums(scores, prepared.targets),
+            **encoder_sums(output, self.terms, prepared.is_real),
+        }
 
     def for_evaluation(self) -> "CausalLM":
         return self
@@ -139,8 +150,12 @@ class MaskedAndCausalConfig(ObjectiveConfig):
         config.causal()  # raises if the network does not support causal attention
         return config
 
-    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "MaskedAndCausal":
+    def build(
+        self, tokenizer: Tokenizer, ponder_weight: float | None = None, jacobian_weight: float | None = None
+    ) -> "MaskedAndCausal":
         self._check_halting(ponder_weight)
+        if jacobian_weight is not None:
+            raise InputError(f"encoder.equilibrium is given; allowed with {self.kind}: an encoder without it")
         masked = MaskedLMConfig(masking=self.masking).build(tokenizer)
         return MaskedAndCausal(masked, CausalLM(), self.causal_weight)
 

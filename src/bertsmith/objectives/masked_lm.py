@@ -1,5 +1,6 @@
 """Masked language modelling, with or without next-sentence prediction (Devlin et al. 2019)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,8 +38,10 @@ class MaskedLMConfig(ObjectiveConfig):
     def token_term(self) -> str:
         return "masked_tokens"
 
-    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "MaskedLM":
-        return MaskedLM(self, vocabulary_of(tokenizer), ponder_weight)
+    def build(
+        self, tokenizer: Tokenizer, ponder_weight: float | None = None, jacobian_weight: float | None = None
+    ) -> "MaskedLM":
+        return MaskedLM(self, vocabulary_of(tokenizer), ponder_weight, jacobian_weight)
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,31 @@ class MaskedBatch:
     sentence_targets: Tensor | None
     """(batch,): 0 where the second segment follows the first, 1 where not, as in the released models."""
     is_real: Tensor | None = None
-    """True where tokens are not padding, for the ponder cost; None without one."""
+    """True where tokens are not padding, for a term of the encoder; None without one."""
 
 
 class MaskedLM(Objective[TokenBatch, MaskedBatch]):
-    """Cross-entropy at masked positions and of the next sentence, plus the ponder cost of an encoder with halting."""
+    """Cross-entropy at masked positions and of the next sentence, plus the term of an encoder that has one.
 
-    def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary, ponder_weight: float | None = None) -> None:
-        self.config, self.vocabulary, self.ponder_weight = config, vocabulary, ponder_weight
+    An encoder with halting adds its ponder cost, an equilibrium its Jacobian regularisation.
+    """
+
+    def __init__(
+        self,
+        config: MaskedLMConfig,
+        vocabulary: Vocabulary,
+        ponder_weight: float | None = None,
+        jacobian_weight: float | None = None,
+    ) -> None:
+        self.config, self.vocabulary = config, vocabulary
+        self.ponder_weight, self.jacobian_weight = ponder_weight, jacobian_weight
         self.terms = {"masked_tokens": Term(("accuracy",))}
         if config.next_sentence:
             self.terms["next_sentence"] = Term(("accuracy",))
-        if ponder_weight is not None:
-            self.terms["ponder"] = Term(("halted_early",), weight=ponder_weight)
+        self.terms |= encoder_terms(ponder_weight, jacobian_weight)
 
     def to(self, device: torch.device | str) -> "MaskedLM":
-        return MaskedLM(self.config, self.vocabulary.to(device), self.ponder_weight)
+        return MaskedLM(self.config, self.vocabulary.to(device), self.ponder_weight, self.jacobian_weight)
 
     def prepare(self, batch: TokenBatch, seed: int) -> MaskedBatch:
         corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
@@ -75,16 +87,15 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
             if batch.is_next is None:
                 raise InputError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
             sentence_targets = torch.where(batch.is_next >= 0, 1 - batch.is_next, IGNORED)
-        is_real = None if self.ponder_weight is None else batch.is_real
+        has_term = self.ponder_weight is not None or self.jacobian_weight is not None
+        is_real = batch.is_real if has_term else None
         return MaskedBatch(corrupted, batch.layout, batch.types, sentence_targets, is_real)
 
     def counts(self, prepared: MaskedBatch) -> dict[str, Tensor]:
         counts = {"masked_tokens": (prepared.corrupted.targets != IGNORED).sum()}
         if prepared.sentence_targets is not None:
             counts["next_sentence"] = (prepared.sentence_targets != IGNORED).sum()
-        if prepared.is_real is not None:
-            counts["ponder"] = prepared.is_real.sum()
-        return counts
+        return {**counts, **encoder_counts(self.terms, prepared.is_real)}
 
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
         corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
@@ -96,12 +107,12 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         if prepared.sentence_targets is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(output.last))
             sums["next_sentence"] = class_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
-        return {**sums, **ponder_sums(output, prepared.is_real)}
+        return {**sums, **encoder_sums(output, self.terms, prepared.is_real)}
 
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at different rates are not comparable
         plain = self.config.model_copy(update={"masking": MaskingConfig()})
-        return MaskedLM(plain, self.vocabulary, self.ponder_weight)
+        return MaskedLM(plain, self.vocabulary, self.ponder_weight, self.jacobian_weight)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -111,18 +122,53 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer.size, tokenizer.mask, is_special, torch.from_numpy(tokenizer.starts_word))
 
 
-def ponder_sums(output: EncoderOutput, is_real: Tensor | None) -> dict[str, Sums]:
-    """Return the term "ponder" of an encoder with halting: the cost and the share of positions that halted early.
+def encoder_terms(ponder_weight: float | None, jacobian_weight: float | None) -> dict[str, Term]:
+    """Return the terms of an encoder with halting or of an equilibrium; none for None."""
+    terms = {}
+    if ponder_weight is not None:
+        terms["ponder"] = Term(("halted_early",), weight=ponder_weight)
+    if jacobian_weight is not None:
+        terms["jacobian"] = Term(("residual", "iterations"), weight=jacobian_weight)
+    return terms
 
-    Shape: is_real like the tokens; None if the objective has no ponder weight.
+
+def encoder_counts(terms: Mapping[str, Term], is_real: Tensor | None) -> dict[str, Tensor]:
+    """Return the number of targets of the encoder's terms: all real tokens."""
+    return {} if is_real is None else {name: is_real.sum() for name in ("ponder", "jacobian") if name in terms}
+
+
+def encoder_sums(output: EncoderOutput, terms: Mapping[str, Term], is_real: Tensor | None) -> dict[str, Sums]:
+    """Return the sums of the encoder's terms.
+
+    "ponder" is the cost of halting, with the share of positions that halted early. "jacobian" is the Jacobian
+    regularisation of an equilibrium, 0 in steps that do not compute it, with the mean residual and number of iterations
+    of the sequences.
+    Shape: is_real like the tokens; None if the objective has no term of the encoder.
     """
-    pondering = output.pondering
-    if pondering is None and is_real is None:
-        return {}
-    if pondering is None or is_real is None:
+    pondering, convergence = output.pondering, output.convergence
+    if ("ponder" in terms) != (pondering is not None):
         raise InputError(
             "only one of objective (ponder_weight) and encoder (halting) is set up for halting; both must be"
         )
-    cost = torch.where(is_real, pondering.cost, 0).sum()
-    is_early = is_real & (pondering.steps < pondering.steps_run)
-    return {"ponder": Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})}
+    if ("jacobian" in terms) != (convergence is not None):
+        raise InputError(
+            "only one of objective (jacobian_weight) and encoder (equilibrium) is set up for an equilibrium; both "
+            "must be"
+        )
+    if is_real is None:
+        return {}
+    sums = {}
+    if pondering is not None:
+        cost = torch.where(is_real, pondering.cost, 0).sum()
+        is_early = is_real & (pondering.steps < pondering.steps_run)
+        sums["ponder"] = Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})
+    if convergence is not None:
+        residual, iterations = convergence.residual, convergence.iterations
+        sequences = (iterations > 0).sum()
+        loss = residual.new_zeros(()) if convergence.jacobian is None else convergence.jacobian
+        metrics = {
+            "residual": Share(residual.sum(), sequences),
+            "iterations": Share(iterations.sum(), sequences),
+        }
+        sums["jacobian"] = Sums(loss, metrics)
+    return sums

@@ -85,7 +85,11 @@ class ReplacedTokenDetectionConfig(ObjectiveConfig):
             )
         return config
 
-    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "ReplacedTokenDetection":
+    def build(
+        self, tokenizer: Tokenizer, ponder_weight: float | None = None, jacobian_weight: float | None = None
+    ) -> "ReplacedTokenDetection":
+        if jacobian_weight is not None:
+            raise InputError("encoder.equilibrium is given; allowed with replaced_tokens: an encoder without it")
         if ponder_weight is not None:
             raise InputError("encoder.universal.halting is given; allowed with replaced_tokens: an encoder without it")
         return ReplacedTokenDetection(self, vocabulary_of(tokenizer))

@@ -49,6 +49,8 @@ def layer_sharpness(
 
     The ops must be twice differentiable: compute the losses with `backend="reference"`.
     """
+    if model.encoder.recomputes:
+        raise InputError("a reversible or equilibrium encoder has no second derivatives; use another encoder")
     generator = torch.Generator().manual_seed(seed)
     eigenvalues: list[list[float]] = [[] for _ in model.encoder.blocks]
     for loss in losses:

@@ -180,6 +180,8 @@ def make_student(
         raise InputError(
             "distillation is given and the encoder halts; allowed with it: encoder.universal without halting"
         )
+    if objective.jacobian_weight is not None:
+        raise InputError("distillation is given and the encoder is an equilibrium; allowed with it: other encoders")
     teacher = read_teacher(config.teacher)
     check_tokenizer(student.require_tokenizer(), teacher, config.teacher)
     if any(term.kind == "outputs" for term in config.terms):

@@ -206,7 +206,7 @@ def make_trainer(
     model, notices = settings.start(tokenizer) if earlier is None else (assemble(earlier), [])
     model.tokenizer = tokenizer
     config = model.config
-    objective = settings.objective.build(tokenizer, config.encoder.ponder_weight)
+    objective = settings.objective.build(tokenizer, config.encoder.ponder_weight, config.encoder.jacobian_weight)
     if settings.distillation is not None:
         model, objective = make_student(settings.distillation, model, objective, seed=settings.run.seed)
     return Trainer(

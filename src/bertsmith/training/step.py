@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from bertsmith.data.random import seed_everything
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
+from bertsmith.models.encoder import Encoder
 from bertsmith.models.masks import masked_weights
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
@@ -160,6 +161,12 @@ class TrainStep:
         """Raise InputError if run.compile is not supported here; allocate gradients for CUDA graphs."""
         if self.is_sharded and run.compile in ("whole", "graphs"):
             raise InputError(f"run.compile is {run.compile!r} and the weights are sharded; allowed: off, on")
+        if any(isinstance(module, Encoder) and module.recomputes for module in self.model.modules()):
+            walk = "the encoder is reversible or an equilibrium"
+            if run.compile != "off":
+                raise InputError(f"run.compile is {run.compile!r} and {walk}; allowed: off")
+            if self.is_sharded:
+                raise InputError(f"the weights are sharded and {walk}; allowed: whole weights on every process")
         if not self.is_graphed:
             return
         if self.device.type != "cuda":

@@ -77,7 +77,7 @@ def _run(model: str, seed: int, options: argparse.Namespace) -> dict[str, dict[s
             raise SystemExit(f"{folder} was stopped; run the same command again to resume it")
     scores = {}
     for split in SPLITS:
-        target = folder / f"evaluated-{split}"
+        target = folder.with_name(f"{folder.name}-{split}")
         if not (target / "result.json").is_file():
             bertsmith.evaluate(folder, data=options.data, split=split, out=target, device=options.device, force=True)
         found: dict[str, Any] = json.loads((target / "result.json").read_text(encoding="utf-8"))

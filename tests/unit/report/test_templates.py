@@ -47,7 +47,7 @@ def test_colours_and_lengths_of_style_sheets_are_defined() -> None:
 
 def test_every_class_of_the_style_sheets_is_used() -> None:
     sources = [path for path in TEMPLATES.iterdir() if path.suffix in (".html", ".js")]
-    sources += [SOURCE / "report" / name for name in ("charts.py", "finetuning.py", "fit.py", "elastic.py")]
+    sources += [SOURCE / "report" / name for name in ("charts.py", "finetuning.py", "fit.py", "elastic.py", "trees.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     words = set(re.findall(r"[a-z][a-z0-9-]*", text))
     selectors = re.sub(r"\{[^{}]*\}", "{}", without_comments("".join(map(read_asset, STYLES))))

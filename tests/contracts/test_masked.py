@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from cases import FAMILIES, padded_layout, tiny_model
+from choosing import slow_unless
 
 import bertsmith
 from bertsmith import Subnet
@@ -22,6 +23,7 @@ from bertsmith.models.published import preset
 
 SUBNETS = {"width": Subnet(width=0.5), "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 18))}
 ENCODERS = [name for name in FAMILIES if preset(name.split()[0]).decoder is None]
+QUICK = ("bert-tiny", "convbert-small", "deberta-v3-xsmall", "performer-small")
 IDS, MASK = torch.arange(27).view(3, 9) + 11, padded_layout([9, 4, 1]).is_token
 
 
@@ -34,7 +36,7 @@ def pruned_model(name: str, sparsity: float = 0.6) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", slow_unless(QUICK, ENCODERS))
 def test_every_matrix_has_the_exact_count(name: str) -> None:
     model = pruned_model(name)
     matrices = [matrix for masked in masked_weights(model) for matrix in masked.matrices]

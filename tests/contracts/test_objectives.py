@@ -113,7 +113,7 @@ def total(objective: Objective[TokenBatch, Any], model: Model, prepared: Any) ->
     return sum(term.weight * sums[name].loss / counts[name] for name, term in objective.terms.items())
 
 
-@every_layout
+@pytest.mark.parametrize("layout", ["packed", pytest.param("padded", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("case", "name"), [pair for pair in PAIRS if pair[0] != "masked_lm with pairs"])
 def test_loss_does_not_depend_on_packing(case: str, name: str, layout: str, corpus_folder: Path) -> None:
     """The same sequences in other micro-batches have the same sum of losses and the same metrics."""

@@ -61,7 +61,7 @@ def compare(
     [
         ("packed", 1, False),
         ("packed", 3, True),
-        ("packed", 9, False),
+        pytest.param("packed", 9, False, marks=pytest.mark.slow),
         ("packed", 13, True),
         ("padded", 13, False),
         ("padded", 9, True),

@@ -256,6 +256,7 @@ def test_saved_tensors_do_not_depend_on_the_number_of_steps() -> None:
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow  # many samples
 def test_jacobian_term_is_an_unbiased_estimate_of_the_squared_norm() -> None:
     model = equilibrium(jacobian_weight=1.0, jacobian_share=1.0).train()
     tokens, layout = torch.tensor([[3, 4, 5, 0]]), SequenceLayout.padded(torch.tensor([[True, True, True, False]]))

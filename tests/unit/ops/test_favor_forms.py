@@ -90,7 +90,16 @@ def test_chunked_quadratic_and_stepwise_agree(feature_map: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("feature_map", ["softmax", "hyperbolic", "trigonometric", "elu", "relu"])
+@pytest.mark.parametrize(
+    "feature_map",
+    [
+        "softmax",
+        pytest.param("hyperbolic", marks=pytest.mark.slow),
+        "trigonometric",
+        pytest.param("elu", marks=pytest.mark.slow),
+        "relu",
+    ],
+)
 def test_gradcheck(feature_map: str, is_causal: bool) -> None:
     features, layout = random_features(feature_map), padded_layout([5, 3])
 

@@ -27,8 +27,8 @@ def model(pairs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     "flags",
     [
         ["--precision", "int8"],
-        ["--precision", "int8_weights"],
-        ["--precision", "int8_static"],
+        pytest.param(["--precision", "int8_weights"], marks=pytest.mark.slow),
+        pytest.param(["--precision", "int8_static"], marks=pytest.mark.slow),
         ["--precision", "int8_static", "--calibration", "kl"],
     ],
 )

@@ -127,7 +127,8 @@ class Killed(BaseException):
     """Stands for kill -9."""
 
 
-@pytest.mark.parametrize("at", [7, 11])  # during the pruning, and during the training with fixed masks
+# during the pruning, and during the training with fixed masks
+@pytest.mark.parametrize("at", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_resumed_run_equals_uninterrupted_run(
     at: int, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

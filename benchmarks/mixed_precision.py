@@ -3,8 +3,8 @@
 The model must be fine-tuned on the data. Weights have one range for each of 128 groups of rows; the token table and
 activations have 8 bits. Without --epochs nothing is trained after quantisation; with it, every row of the table is.
 
-python benchmarks/mixed_precision.py MODEL DATA                        # 2 and 4 bits mixed, 3 on average
-python benchmarks/mixed_precision.py MODEL DATA --choices 2 3 4 8 --average 3 --epochs 1
+    python benchmarks/mixed_precision.py MODEL DATA                        # 2 and 4 bits mixed, 3 on average
+    python benchmarks/mixed_precision.py MODEL DATA --choices 2 3 4 8 --average 3 --epochs 1
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Train English to German on a small corpus, translate dev and test, and print BLEU beside a copy baseline.
 
-python benchmarks/translation.py --data multi30k --out results                      # train, translate, score
-python benchmarks/translation.py --score results                                    # only score existing translations
+    python benchmarks/translation.py --data multi30k --out results            # train, translate, score
+    python benchmarks/translation.py --score results                          # only score existing translations
 
 Training does not need sacrebleu: the translations in --out can be scored on another machine.
 """

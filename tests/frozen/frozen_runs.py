@@ -166,7 +166,7 @@ JOBS: dict[str, Job] = {
     "tokenizer_extended": "tokenizer $data/texts --extend $tokenizer_small --tokens 20",
     "tokenizer_small": "tokenizer $data/texts --vocabulary 120",
     "corpus": "corpus $data/texts --tokenizer $tokenizer --held-out 0.1 --workers 1",
-    "pairs": "pairs $data/texts --shortest 3",
+    "pairs": "pairs $data/texts --min-words 3",
     # pre-training: objectives, families, starting points
     "pretrain_masked": pretrain(fresh("bert"), "objective.masking={rate=0.2,unit='word'}"),
     "pretrain_next_sentence": pretrain(

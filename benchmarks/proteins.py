@@ -165,7 +165,7 @@ def similarity_of(shares: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far learned similarities agree with BLOSUM62."""
+    """Agreement of learned similarities with BLOSUM62."""
 
     correlation: float
     """Pearson correlation over the 190 pairs of different amino acids."""

@@ -227,7 +227,7 @@ class SequenceLayout:
         return hidden[self.starts[:-1].clamp(max=hidden.shape[0] - 1).long()]
 
     def last_tokens(self, hidden: Tensor) -> Tensor:
-        """The states of each sequence's last token: (batch, width). Empty sequences give some other token's."""
+        """Return the hidden states of the last token of each sequence, (batch, width); arbitrary for empty ones."""
         if self.starts is not None:
             return hidden[(self.starts[1:] - 1).clamp(min=0).long()]
         if self.is_token is None:

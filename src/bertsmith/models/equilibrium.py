@@ -5,7 +5,7 @@
 Forward, a solver finds z* without a graph, from z = 0. Backward, the implicit function theorem gives the gradients with
 one evaluation of f at z*: (∂f/∂θ)ᵀg, where g = Jᵀg + ∂L/∂z* is a fixed point as well (J = ∂f/∂z at z*). Memory does
 not depend on the number of steps. All evaluations of f drop the same values: otherwise f would change from one to the
-next. The solver runs in the dtype of the weights, autocast off: with bfloat16 residuals do not fall below about 1e-2.
+next. The solver runs in the dtype of the weights, autocast off: rounding to bfloat16 would stop residuals from falling.
 """
 
 from collections.abc import Callable, Sequence

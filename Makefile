@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PAGES := src/bertsmith/report/templates src/bertsmith/serving/page
 
+# without cached bytecode every process would compile PyTorch's sources again, which takes seconds
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow lint bench docs docs-serve clean
 
 # installed again when what is to be installed changes; what is never imported need not be compiled

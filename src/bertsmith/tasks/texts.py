@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ _PAIR_COLUMNS = (
 TextKind = TypeVar("TextKind", bound=TextExample)
 
 
-class TextTask(Task[TextKind], Generic[TextKind]):
+class TextTask(Task[TextKind]):
     """A task whose input is a text or a pair of texts."""
 
     text: str = "text"

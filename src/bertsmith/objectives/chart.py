@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bertsmith.answers.chart import BRACKETS, POSITIONS, best_trees
+from bertsmith.answers.chart import BRACKETS, POSITIONS
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
@@ -14,6 +14,7 @@ from bertsmith.models.heads.chart import ChartHead, SpanScorer
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Share, Sums, squared_error, wide
 from bertsmith.objectives.supervised import Supervised
+from bertsmith.ops.cky import best_trees
 
 
 class SpanIndex(NamedTuple):
@@ -134,9 +135,7 @@ def best_labels(scores: Tensor, spans: SpanIndex) -> tuple[Tensor, Tensor]:
     scores = scores.clone()
     scores[spans.is_root, 0] = -torch.inf  # the root must be a constituent
     best, labels = scores.max(-1)
-    # a chart is small, and CKY is a loop over widths: a GPU has no advantage
-    chosen = torch.from_numpy(best_trees(spans.table(best).cpu().numpy(), spans.words.cpu().numpy()))
-    return labels, chosen.to(scores.device)[spans.cells]
+    return labels, best_trees(spans.table(best), spans.words)[spans.cells]
 
 
 def _at(scores: Tensor, labels: Tensor) -> Tensor:

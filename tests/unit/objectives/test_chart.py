@@ -21,6 +21,7 @@ from bertsmith.models.heads.chart import ChartConfig, ChartHead
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.objectives.chart import Chart, gold_labels, span_scores
+from bertsmith.ops import cky
 
 LABELS = ("NP", "S", "VP::NP")
 # [CLS], words of one or two tokens, [SEP]
@@ -81,6 +82,21 @@ def test_cky_of_a_batch_equals_cky_of_each_sentence() -> None:
         (alone,) = best_trees(scores[item : item + 1, : count + 1, : count + 1], np.array([count]))
         np.testing.assert_array_equal(together[item, : count + 1, : count + 1], alone)
         assert together[item].sum() == 2 * count - 1
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "all_equal"])
+def test_cky_of_torch_equals_cky_of_numpy(kind: str) -> None:
+    draws = np.random.default_rng(0)
+    words = draws.integers(1, 13, 40)
+    words[:2] = 1, 12
+    scores = draws.normal(size=(40, 13, 13)).astype(np.float32)
+    if kind == "ties":
+        scores = draws.integers(-1, 2, scores.shape).astype(np.float32)
+    elif kind == "all_equal":
+        scores = np.zeros_like(scores)
+    found = cky.best_trees(torch.from_numpy(scores), torch.from_numpy(words))
+    np.testing.assert_array_equal(found.numpy(), best_trees(scores, words))
+    assert found.sum((1, 2)).tolist() == (2 * words - 1).tolist()
 
 
 def labelled_trees(words: int) -> Iterator[dict[tuple[int, int], int]]:

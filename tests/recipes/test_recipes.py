@@ -33,11 +33,13 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("path", TRANSLATION, ids=lambda path: path.stem)
 def test_translation_recipe_takes_two_steps(path: Path, pairs_folder: Path, tmp_path: Path) -> None:
-    TranslationSettings.parse(read_toml(path))
+    plain = read_toml(path)
+    model = None if "model" in plain else "transformer-tiny"
+    TranslationSettings.parse({"model": {"preset": "transformer-tiny"}, **plain})
     changes = ["model.overrides={width=32,layers=1,heads=2,neurons=64}", "tokenizer.vocabulary=300", "run.steps=2"]
     changes += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
     changes += ["task.generation={method='greedy',extra_length=2}"]
-    metrics = bertsmith.finetune(recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
+    metrics = bertsmith.finetune(model, recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
     assert metrics["steps"] == 2
     assert len(bertsmith.load(tmp_path / "run").translate(["seven lanterns"])) == 1
     # the recipe beside the result reproduces the run
@@ -71,6 +73,8 @@ def test_explain_prints_and_writes_nothing(
     path: Path, pairs_folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
     arguments = ["pretrain"] if path in PRETRAINING else ["finetune", "--data", str(pairs_folder), "--recipe"]
+    if path in TRANSLATION and "model" not in read_toml(path):
+        arguments.insert(1, "transformer-tiny")
     main([*arguments, str(path), "--explain", "--set", "run.seed=7"])
     printed = capsys.readouterr().out
     for word in ("seed = 7", "parameters", "training FLOPs per token"):

@@ -206,6 +206,11 @@ def int8_model(model: Model, precision: Precision, samples: Sequence[Sample] = (
     """
     if model.config.generator is not None:
         raise InputError(f"precision is {precision!r}, but the model has a generator; allowed: float32")
+    if model.config.quantisation is not None and model.config.quantisation.form == "affine":
+        raise InputError(
+            f"precision is {precision!r}, whose codes are symmetric, but the model has quantisation.form = 'affine'; "
+            "use its folder itself, or train with form = 'symmetric'"
+        )
     activations = ACTIVATIONS[precision]
     if activations == "measured" and model.config.quantisation is None:
         model = calibrate(model, samples)

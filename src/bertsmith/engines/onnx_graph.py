@@ -120,6 +120,12 @@ def check_graph(model: Model) -> None:
     """Raise InputError if a model cannot be written as one ONNX graph."""
     if model.config.decoder is not None:
         raise InputError("this model has a decoder, which ONNX export does not support; allowed: encoders")
+    quantisation = model.config.quantisation
+    if quantisation is not None and quantisation.places == "all":
+        raise InputError(
+            "this model rounds all tensors (quantisation.places = 'all'), which ONNX export does not support; use its "
+            "folder itself, or train with places = 'linear'"
+        )
     for head in model.config.heads:
         if isinstance(head, TaskHeadConfig) and head.recurrent is not None:
             raise InputError(

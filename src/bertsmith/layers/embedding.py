@@ -12,7 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Norm, NormKind, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.layers.positions import POSITIONS
+from bertsmith.layers.positions import POSITIONS, position_vectors
 from bertsmith.settings import Record
 
 
@@ -70,6 +70,18 @@ class TokenRows(nn.Module):
         return token_scores(hidden, self.whole(table), bias)
 
 
+class EmbeddingRounding(nn.Module):
+    """Rounding of the other tables and of the sum of all vectors: none here; quantised models replace it."""
+
+    def forward(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
+        """Round the sum of token, position and type vectors."""
+        return vectors
+
+    def table(self, table: Tensor) -> Tensor:
+        """Round a table of positions or types."""
+        return table
+
+
 def token_scores(hidden: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
     """Return hidden · tableᵀ + bias: (…, columns) -> (…, vocabulary).
 
@@ -97,6 +109,7 @@ class Embedding(nn.Module):
         self.token_factor = None if config.rank is None else nn.Parameter(torch.empty(config.rank, inner))
         self.position = None if config.positions == "none" else POSITIONS[config.positions](config.max_length, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
+        self.rounding = EmbeddingRounding()
         norm = Norm(inner, config.epsilon, config.norm, has_bias=config.has_bias)
         self.norm = norm if config.has_norm else nn.Identity()
         self.dropout = TokenDropout(config.dropout)
@@ -117,8 +130,8 @@ class Embedding(nn.Module):
         positions = None
         if self.position is not None:
             self._check_length(layout.max_length)
-            positions = self.position(tokens, layout)
-        vectors = self._sum(tokens, positions, types, table)
+            positions = position_vectors(self.rounding.table(self.position.table), tokens, layout)
+        vectors = self.rounding(self._sum(tokens, positions, types, table), layout)
         if perturb is not None:
             vectors = perturb(vectors)
         return self.widen(self.dropout(self.norm(vectors), layout))
@@ -128,9 +141,10 @@ class Embedding(nn.Module):
         row = None
         if self.position is not None:
             self._check_length(position + 1)
-            row = self.position.table[position]
+            row = self.rounding.table(self.position.table)[position]
         layout = SequenceLayout.full(tokens.shape[0], 1)
-        return self.widen(self.dropout(self.norm(self._sum(tokens, row, None, table)), layout))
+        vectors = self.rounding(self._sum(tokens, row, None, table), layout)
+        return self.widen(self.dropout(self.norm(vectors), layout))
 
     def _sum(self, tokens: Tensor, positions: Tensor | None, types: Tensor | None, table: Tensor | None) -> Tensor:
         vectors = self._vectors(tokens, table)
@@ -141,7 +155,8 @@ class Embedding(nn.Module):
         if positions is not None:
             vectors = vectors + positions
         if self.type_table is not None:
-            vectors = vectors + (self.type_table[0] if types is None else embedding(types, self.type_table))
+            type_table = self.rounding.table(self.type_table)
+            vectors = vectors + (type_table[0] if types is None else embedding(types, type_table))
         return vectors
 
     def _vectors(self, tokens: Tensor, table: Tensor | None) -> Tensor:

@@ -23,10 +23,6 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(max_length, width))
 
-    def forward(self, tokens: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the position vectors: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
-        return _rows(self.table, tokens, layout)
-
 
 class SinusoidPositions(nn.Module):
     """Fixed sinusoidal position embedding (Vaswani et al. 2017, section 3.5).
@@ -41,10 +37,6 @@ class SinusoidPositions(nn.Module):
         waves = sinusoids(torch.arange(max_length, dtype=torch.float64), width, in_halves=in_halves)
         # not saved: the config determines it
         self.register_buffer("table", waves.to(torch.get_default_dtype()), persistent=False)
-
-    def forward(self, tokens: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the position vectors: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
-        return _rows(self.table, tokens, layout)
 
 
 def sinusoids(positions: Tensor, width: int, *, in_halves: bool = False) -> Tensor:
@@ -65,7 +57,8 @@ POSITIONS: dict[str, Callable[[int, int], Positions]] = {
 }
 
 
-def _rows(table: Tensor, tokens: Tensor, layout: SequenceLayout) -> Tensor:
+def position_vectors(table: Tensor, tokens: Tensor, layout: SequenceLayout) -> Tensor:
+    """Return the vectors of positions: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
     if layout.is_packed:
         return embedding(layout.positions(tokens), table)
     return table[: layout.max_length]

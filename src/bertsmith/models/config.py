@@ -12,7 +12,7 @@ from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.models.equilibrium import EquilibriumConfig
-from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, TaskHeadConfig
+from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, MaskDecoderConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -34,6 +34,11 @@ class LayerConfig(Record):
     """In a decoder: the mixer between mixer and feed-forward that attends to the encoder's hidden states."""
     branch: BranchConfig | None = None
     """A convolution beside the whole layer."""
+
+    @property
+    def mixers(self) -> tuple[MixerConfig, ...]:
+        """The mixer and, in a decoder, the cross mixer."""
+        return (self.mixer,) if self.cross is None else (self.mixer, self.cross)
 
     @model_validator(mode="after")
     def _check_cross(self) -> "LayerConfig":
@@ -289,7 +294,28 @@ class ModelConfig(Record):
             raise ValueError(
                 f"quantisation.layer_bits lists {len(bits)} layers; allowed: all {layers}, with sharing = 'none'"
             )
+        if self.quantisation.places == "all":
+            self._check_places()
         return self
+
+    def _check_places(self) -> None:
+        """Raise ValueError if a module has tensors that no rounding of places = "all" covers."""
+        if any(isinstance(head, MaskDecoderConfig) for head in self.heads):
+            raise ValueError("quantisation.places is 'all' for a model with a mask_decoder; use 'linear'")
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if stack is None:
+                continue
+            for setting, value in (("universal", stack.universal), ("embedding.rank", stack.embedding.rank)):
+                if value is not None:
+                    raise ValueError(f"quantisation.places is 'all' and {name}.{setting} is given; use 'linear'")
+            for index, layer in enumerate(stack.layers):
+                found = [f"a mixer of kind {mixer.kind!r}" for mixer in layer.mixers if mixer.kind != "full"]
+                found += ["sparse attention" for mixer in layer.mixers if getattr(mixer, "sparse", None) is not None]
+                found += ["a grouped feed-forward"] if layer.feedforward.groups > 1 else []
+                found += ["a branch"] if layer.branch is not None else []
+                if found:
+                    where = f"{name}.layers.{index} has {found[0]}"
+                    raise ValueError(f"quantisation.places is 'all', but {where}; use 'linear', or full attention")
 
     @model_validator(mode="after")
     def _check_heads(self) -> "ModelConfig":

@@ -5,14 +5,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.embedding import Embedding, TokenRows
+from bertsmith.layers.elementwise import Norm
+from bertsmith.layers.embedding import Embedding, EmbeddingRounding, TokenRows
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers.base import QueryKeyValueMixer
+from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.quantised import (
     QuantisationConfig,
     QuantisedGroupedLinear,
@@ -22,6 +23,7 @@ from bertsmith.layers.quantised import (
     Ranges,
     WeightRounding,
 )
+from bertsmith.layers.rounded import RoundedEmbedding, RoundedNorm, RoundedSoftmax
 from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model
 from bertsmith.models.swapping import multiplies_no_states, swap
@@ -44,6 +46,8 @@ def dequantised(model: Model) -> Model:
     copied = copy.deepcopy(model)
     copied.config = copied.config.changed(quantisation=None)
     swap(copied, lambda _, __, part: _plain(part))
+    for mixer in _attention_mixers(copied):
+        mixer.softmax = None
     return copied.train(model.training)
 
 
@@ -57,16 +61,23 @@ def make_quantised(model: Model) -> None:
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
         bits = _bits(config, name, layers)
         if isinstance(part, ElasticLinear) and not multiplies_no_states(parent, part):
-            # queries, keys and values are operands of the attention products
-            rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
-            return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
+            return _quantised_linear(config, bits, parent, part)
         if isinstance(part, GroupedLinear) and isinstance(parent, FeedForward):
             return QuantisedGroupedLinear(part, config, bits, units=parent.neurons)
         if isinstance(part, TokenRows) and isinstance(parent, Embedding) and parent.token_table is not None:
-            return QuantisedRows(embedding_rounding, scores=name == model.config.scored_rows)
+            # with places = "all", the scored hidden states are the rounded outputs of a norm
+            is_scored = name == model.config.scored_rows and config.places == "linear"
+            return QuantisedRows(embedding_rounding, scores=is_scored)
+        if config.places == "all" and isinstance(part, Norm):
+            return RoundedNorm(part, config, bits)
+        if config.places == "all" and isinstance(part, EmbeddingRounding):
+            return RoundedEmbedding(config)
         return part  # a decoder without a table of its own reads rounded vectors
 
     swap(model, make)
+    if config.places == "all":
+        for mixer in _attention_mixers(model):
+            mixer.softmax = RoundedSoftmax(config, mixer.heads)
     for part in model.modules():
         if isinstance(part, Ranges):
             part.to(next(model.parameters()))
@@ -85,9 +96,7 @@ def measuring(model: Model, kind: RangeKind = "mean_max") -> Iterator[None]:
         raise InputError("this model has no quantised activations to measure; quantise it first")
     was_training = model.training
     for part in ranges:
-        part.limits.zero_()
-        part.counts = torch.zeros_like(part.limits)
-        part.histograms = {} if kind == "kl" else None
+        part.reset(kind)
     model.eval()
     try:
         yield
@@ -98,9 +107,32 @@ def measuring(model: Model, kind: RangeKind = "mean_max") -> Iterator[None]:
         model.train(was_training)
 
 
+def _quantised_linear(config: QuantisationConfig, bits: int, parent: nn.Module, part: ElasticLinear) -> QuantisedLinear:
+    # queries, keys and values are operands of the attention products
+    is_projection = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
+    if config.places == "linear":
+        return QuantisedLinear(part, config, bits, rounds_outputs=is_projection)
+    is_expansion = isinstance(parent, FeedForward) and part is parent.expand
+    return QuantisedLinear(
+        part,
+        config,
+        bits,
+        # a second range would round the rounded output of a norm again
+        rounds_inputs=not (is_projection or is_expansion or isinstance(parent, Embedding)),
+        rounds_outputs=isinstance(parent, QueryKeyValueMixer | FeedForward | Embedding) and not is_expansion,
+        has_positive_inputs=isinstance(parent, FeedForward) and parent.activation == "relu" and not parent.is_gated,
+    )
+
+
+def _attention_mixers(model: Model) -> list[FullAttention]:
+    return [part for part in model.modules() if isinstance(part, FullAttention)]
+
+
 def _plain(part: nn.Module) -> nn.Module:
-    if isinstance(part, QuantisedLinear | QuantisedGroupedLinear):
+    if isinstance(part, QuantisedLinear | QuantisedGroupedLinear | RoundedNorm):
         return part.plain()
+    if isinstance(part, RoundedEmbedding):
+        return EmbeddingRounding()
     return TokenRows() if isinstance(part, QuantisedRows) else part
 
 

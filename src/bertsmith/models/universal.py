@@ -19,7 +19,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.halting import Halting, HaltingConfig, Pondering
-from bertsmith.layers.positions import RelativeTable, SinusoidPositions, sinusoids
+from bertsmith.layers.positions import RelativeTable, SinusoidPositions, position_vectors, sinusoids
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import BlockCall, Encoder
 from bertsmith.settings import Record
@@ -51,7 +51,7 @@ class StepSignal(nn.Module):
             raise InputError(
                 f"a sequence may have {layout.max_length} tokens; this model takes at most {self.max_length}"
             )
-        return self.positions(hidden, layout)
+        return position_vectors(self.positions.table, hidden, layout)
 
 
 class UniversalEncoder(Encoder):

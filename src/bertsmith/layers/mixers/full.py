@@ -1,7 +1,7 @@
 """Multi-head attention (Vaswani et al. 2017): self-attention, causal self-attention or cross-attention."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
@@ -13,8 +13,11 @@ from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers.base import KEY_AND_VALUE, MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.positions import Rotary
+from bertsmith.layers.rounded import RoundedSoftmax
+from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import resolve_backend
+from bertsmith.ops.rounded_softmax import SoftmaxRounding
 
 
 class FullConfig(MixerConfig):
@@ -90,6 +93,7 @@ class FullAttention(QueryKeyValueMixer):
         super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal, biased=biased)
         self.output = ElasticLinear(heads * value_width, width, units_in=heads, bias=has_bias)
         self.rotary, self.window, self.sparse = rotary, window, sparse
+        self.softmax: RoundedSoftmax | None = None  # of a model that rounds all tensors
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         query, key, value = self._project(hidden, context)
@@ -102,6 +106,7 @@ class FullAttention(QueryKeyValueMixer):
             is_causal=self.is_causal or context.is_causal,
             window=self.window,
             sparse=self._sparse_map(context),
+            rounding=self._softmax_rounding(context),
             dropout=self.dropout if self.training else 0.0,
             backend=resolve_backend(BACKENDS, context.backend),
         )
@@ -118,6 +123,7 @@ class FullAttention(QueryKeyValueMixer):
             is_causal=is_causal,
             window=self.window,
             sparse=self._sparse_map(context),
+            rounding=self._softmax_rounding(context),
         )
         return {"attention": weights}
 
@@ -147,6 +153,7 @@ class FullAttention(QueryKeyValueMixer):
             one,
             key_layout=key_layout,
             sparse=self._sparse_map(context),
+            rounding=self._softmax_rounding(context),
             backend=resolve_backend(BACKENDS, context.backend),
         )[:, 0]
         return self._output(mixed, context), state
@@ -158,6 +165,15 @@ class FullAttention(QueryKeyValueMixer):
         if self.rotary is not None:
             key = self.rotary.rotations(torch.tensor(state[0].shape[1], device=hidden.device))(key)
         return append_token(state, (key, value))
+
+    def extract(self, cut: LayerCut) -> Self:
+        small = super().extract(cut)
+        small.softmax = None if self.softmax is None else self.softmax.extract(cut.heads)
+        return small
+
+    def _softmax_rounding(self, context: ForwardContext) -> SoftmaxRounding | None:
+        """Return the rounding of the softmax of the kept heads; None for none."""
+        return None if self.softmax is None else self.softmax(context.keep_heads)
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         if self.rotary is None and self.window is None:

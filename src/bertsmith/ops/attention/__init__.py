@@ -6,6 +6,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
+from bertsmith.ops.rounded_softmax import SoftmaxRounding
 from bertsmith.ops.sparse import SparseMap
 
 BACKENDS: Implementations[AttentionInputs] = {
@@ -27,6 +28,7 @@ def attention(
     is_causal: bool = False,
     window: int | None = None,
     sparse: SparseMap | None = None,
+    rounding: SoftmaxRounding | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
@@ -34,12 +36,21 @@ def attention(
 
     `key_layout` is the layout of key and value in cross-attention; the i-th sequence of queries attends to the i-th
     sequence of keys. With a `window`, a query attends to at most that many tokens on each side. With `sparse`, sparse
-    weights replace the softmax.
+    weights replace the softmax; with `rounding`, its parts are rounded.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
     inputs = AttentionInputs(
-        query, key, value, layout, key_layout or layout, is_causal, dropout=dropout, window=window, sparse=sparse
+        query,
+        key,
+        value,
+        layout,
+        key_layout or layout,
+        is_causal,
+        dropout=dropout,
+        window=window,
+        sparse=sparse,
+        rounding=rounding,
     )
     return choose(BACKENDS, backend, inputs).compute(inputs)
 
@@ -53,10 +64,19 @@ def attention_map(
     is_causal: bool = False,
     window: int | None = None,
     sparse: SparseMap | None = None,
+    rounding: SoftmaxRounding | None = None,
 ) -> Tensor:
     """Return the attention probabilities, (batch, heads, queries, keys), 0 at padding."""
     inputs = AttentionInputs(
-        query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window, sparse=sparse
+        query,
+        key,
+        key,
+        layout,
+        key_layout or layout,
+        is_causal=is_causal,
+        window=window,
+        sparse=sparse,
+        rounding=rounding,
     )
     return reference.probabilities(inputs.padded())
 

@@ -12,12 +12,15 @@ from torch import Tensor
 from bertsmith.data.layout import gather_rows, scatter_rows
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dropout import draw_mask
+from bertsmith.ops.rounded_softmax import FUSED
 from bertsmith.ops.sparse import sparse_probabilities
 
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
+    if inputs.rounding is not None:
+        return FUSED
     if inputs.query.device.type != "cpu":
         return f"the tensors are on {inputs.query.device.type}, but this backend is for the CPU"
     if inputs.query.dtype not in (torch.float32, torch.float64):

@@ -5,11 +5,12 @@ from torch import Tensor
 
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.query_key_value import through_padding
+from bertsmith.ops.rounded_softmax import FUSED
 from bertsmith.ops.sparse import sparse_probabilities
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
-    return None
+    return None if inputs.rounding is None else FUSED
 
 
 @through_padding

@@ -7,16 +7,18 @@ from torch import Tensor
 
 from bertsmith.errors import InputError
 from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
+from bertsmith.ops.rounded_softmax import SoftmaxRounding, rounded_softmax
 from bertsmith.ops.sparse import SparseMap, sparse_probabilities
 
 
 @dataclass(frozen=True)
 class AttentionInputs(QueryKeyValueInputs):
-    """Inputs of attention; with `sparse`, the weights are sparse instead of a softmax."""
+    """Inputs of attention; with `sparse`, the weights are sparse instead of a softmax, with `rounding`, rounded."""
 
     dropout: float = 0.0
     window: int | None = None
     sparse: SparseMap | None = None
+    rounding: SoftmaxRounding | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +51,8 @@ def probabilities(inputs: AttentionInputs) -> Tensor:
     scores, allowed = _scores(inputs)
     if inputs.sparse is not None:
         return sparse_probabilities(scores, allowed, inputs.sparse)
+    if inputs.rounding is not None:
+        return rounded_softmax(scores, allowed, inputs.layout.is_token, inputs.rounding)
     # finite, so that an empty sequence gives zeros and not NaN
     scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).masked_fill(~allowed, 0.0)

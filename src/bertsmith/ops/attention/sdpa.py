@@ -5,10 +5,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.query_key_value import through_padding
+from bertsmith.ops.rounded_softmax import FUSED
 from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
+    if inputs.rounding is not None:
+        return FUSED
     return None if inputs.sparse is None else SOFTMAX_ONLY
 
 

@@ -4,10 +4,13 @@ import torch
 from torch import Tensor
 
 from bertsmith.ops.attention.reference import AttentionInputs
+from bertsmith.ops.rounded_softmax import FUSED
 from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
+    if inputs.rounding is not None:
+        return FUSED
     if inputs.sparse is not None:
         return SOFTMAX_ONLY
     if not (inputs.layout.is_packed and inputs.key_layout.is_packed):

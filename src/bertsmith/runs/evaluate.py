@@ -40,7 +40,7 @@ class EvaluateResult(OneShotResult):
 
 
 METRIC_FLAGS = {
-    "word_perplexity": ("field", "length", "stride", "articles", "detokenise", "allow_lossy"),
+    "word_perplexity": ("field", "length", "stride", "articles", "detokenise", "count", "allow_lossy"),
     "residues": ("field", "length", "joined"),
 }
 """Flags of each value of --metric."""
@@ -64,6 +64,7 @@ def evaluate(
     stride: int | None = None,
     articles: bool | None = None,
     detokenise: bool | None = None,
+    count: Literal["words", "published"] | None = None,
     allow_lossy: bool | None = None,
     joined: bool | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -113,6 +114,9 @@ def evaluate(
     detokenise
         Word perplexity: undo WikiText's tokenisation, for models trained on running text. Words are still those of the
         original text.
+    count
+        Word perplexity: published also predicts and counts the line ends of WikiText, empty lines included, as
+        published figures do; words alone by default.
     allow_lossy
         Word perplexity: measure a model whose tokenizer changes the text, for example to lower case. The result is not
         comparable with others.
@@ -136,6 +140,7 @@ def evaluate(
         "stride": stride,
         "articles": articles,
         "detokenise": detokenise,
+        "count": count,
         "allow_lossy": allow_lossy,
         "joined": joined,
     }

@@ -15,7 +15,7 @@ from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.text.readers import split_documents
 from bertsmith.text.tokenizer import ROLES
-from bertsmith.text.wikitext import join_articles, running_text
+from bertsmith.text.wikitext import join_articles, published_articles, running_text
 from bertsmith.toml import read_toml
 from bertsmith.training.run_config import device_type
 from bertsmith.training.word_perplexity import encode_texts, max_context, measure, token_log_probabilities
@@ -38,8 +38,12 @@ class WordPerplexityResult(OneShotResult):
     """Negative log-likelihood of the whole text."""
     words: int
     """Words of the original text, separated by white space."""
+    count: Literal["words", "published"]
+    """Divisor of the log-likelihood: words, or words and line ends, empty lines included."""
+    line_ends: int
+    """Predicted line ends; 0 with count = "words"."""
     bytes: int
-    """UTF-8 bytes of the original text."""
+    """UTF-8 bytes of the original text and the predicted line ends."""
     tokens: int
     tokens_per_word: float
     unknown_tokens: int
@@ -72,6 +76,7 @@ def evaluate_word_perplexity(
     stride: int | None = None,
     articles: bool = False,
     detokenise: bool = False,
+    count: Literal["words", "published"] = "words",
     allow_lossy: bool = False,
     device: str = "auto",
     force: bool = False,
@@ -79,10 +84,13 @@ def evaluate_word_perplexity(
     """Score the documents of a split with a causal language model, and write result.json."""
     check_out(out, force, folder, Path(data))
     originals = split_documents(data, split, field)
-    documents = join_articles(originals) if articles else originals
-    documents = [running_text(document) for document in documents] if detokenise else documents
-    # line ends are not predicted, nor is white space at both ends of a text
-    texts = [document.replace("\n", " ").strip() for document in documents]
+    if count == "published":
+        texts = _published_texts(originals, articles=articles, detokenise=detokenise)
+    else:
+        documents = join_articles(originals) if articles else originals
+        documents = [running_text(document) for document in documents] if detokenise else documents
+        # line ends are not predicted, nor is white space at both ends of a text
+        texts = [document.replace("\n", " ").strip() for document in documents]
     model = load(folder, device=device_type(device))
     check_causal(model, folder)
     tokenizer = model.require_tokenizer()
@@ -92,13 +100,15 @@ def evaluate_word_perplexity(
     unknown = [tokenizer.vocabulary[name] for name in ROLES["unknown"] if name in tokenizer.vocabulary]
     with scoring_progress("evaluate") as watch:
         values = token_log_probabilities(model, rows, start=tokenizer.start, length=length, stride=stride, watch=watch)
-    found = measure(values, originals)
+    found = measure(values, originals, line_ends=sum(text.count("\n") for text in texts))
     result = WordPerplexityResult(
         word_perplexity=found.word_perplexity,
         bits_per_byte=found.bits_per_byte,
         token_perplexity_not_comparable=found.token_perplexity,
         nats=found.nats,
         words=found.words,
+        count=count,
+        line_ends=found.line_ends,
         bytes=found.bytes,
         tokens=found.tokens,
         tokens_per_word=found.tokens / found.words,
@@ -119,6 +129,16 @@ def evaluate_word_perplexity(
     return result
 
 
+def _published_texts(lines: list[str], *, articles: bool, detokenise: bool) -> list[str]:
+    if not articles or detokenise:
+        given = "with --detokenise" if detokenise else "without --articles"
+        raise InputError(
+            f"--count published is given {given}; published figures are of WikiText's raw articles: use --articles and "
+            "omit --detokenise"
+        )
+    return published_articles(lines)
+
+
 def check_causal(model: Model, folder: Path) -> None:
     """Raise InputError unless the model was trained to predict next tokens."""
     recipe = read_toml(folder / RECIPE) if (folder / RECIPE).is_file() else {}
@@ -131,10 +151,11 @@ def check_causal(model: Model, folder: Path) -> None:
 
 
 def _print_result(result: WordPerplexityResult, out: Path) -> None:
+    ends = f" and {result.line_ends:,} line ends" if result.count == "published" else ""
     lossy = "" if result.is_lossless else " of the text as the tokenizer normalises it"
     print_plain(
         f"{result.split}: word perplexity {result.word_perplexity:.4g}{lossy}, {result.bits_per_byte:.4f} bits per "
-        f"byte; {result.words:,} words, {result.text}, {result.tokens_per_word:.3f} tokens per word, windows of "
+        f"byte; {result.words:,} words{ends}, {result.text}, {result.tokens_per_word:.3f} tokens per word, windows of "
         f"{result.length} tokens every {result.stride}\n"
         f"perplexity per token {result.token_perplexity_not_comparable:.4g} (not comparable between vocabularies); "
         f"written to {out}"

@@ -46,15 +46,18 @@ class Perplexity:
     words: int
     bytes: int
     tokens: int
+    line_ends: int = 0
+    """Predicted line ends, each of which counts as a word."""
 
     @property
     def word_perplexity(self) -> float:
-        if self.nats / self.words > _MAX_NATS_PER_WORD:
+        nats_per_word = self.nats / (self.words + self.line_ends)
+        if nats_per_word > _MAX_NATS_PER_WORD:
             raise InputError(
                 f"the text has {self.words:,} words for {self.tokens:,} tokens, too few for a perplexity per word; "
                 "give written text, or evaluate proteins with --metric residues"
             )
-        return math.exp(self.nats / self.words)
+        return math.exp(nats_per_word)
 
     @property
     def bits_per_byte(self) -> float:
@@ -171,8 +174,8 @@ def encode_texts(
     return rows, not changed
 
 
-def measure(log_probabilities: Sequence[np.ndarray], originals: Sequence[str]) -> Perplexity:
-    """Divide the log-probabilities of all texts by the words and bytes of the original texts.
+def measure(log_probabilities: Sequence[np.ndarray], originals: Sequence[str], *, line_ends: int = 0) -> Perplexity:
+    """Divide the log-probabilities of all texts by the words and bytes of the original texts and their line ends.
 
     One sum over all tokens: a mean over windows or texts would give short ones the weight of long ones.
     """
@@ -180,6 +183,7 @@ def measure(log_probabilities: Sequence[np.ndarray], originals: Sequence[str]) -
     return Perplexity(
         nats=-math.fsum(values.tolist()),
         words=sum(len(text.split()) for text in originals),
-        bytes=sum(len(text.encode()) for text in originals),
+        bytes=sum(len(text.encode()) for text in originals) + line_ends,
         tokens=len(values),
+        line_ends=line_ends,
     )

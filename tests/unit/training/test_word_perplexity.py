@@ -175,6 +175,26 @@ def test_command_writes_the_figures_and_how_they_were_measured(wikitext: Path, t
     assert running.tokens < raw.tokens
 
 
+def test_published_count_predicts_line_ends(tmp_path: Path) -> None:
+    introduction = "The smith forges an iron gate in a cold winter , which takes him seven days and nights ."
+    lines = ["= Gates =", introduction, "= = Use = =", "A gate .", "= Smiths =", introduction]
+    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), "utf-8")
+    tokenizer = learn_tokenizer(lines, "bytes", 300, lowercase=False, progress=False)
+    bertsmith.save(causal_model(tokenizer).float(), tmp_path / "model")
+    call = {"data": tmp_path / "valid.jsonl", "metric": "word_perplexity", "device": "cpu"}
+    plain = bertsmith.evaluate(tmp_path / "model", out=tmp_path / "plain", articles=True, **call)
+    found = bertsmith.evaluate(tmp_path / "model", out=tmp_path / "found", articles=True, count="published", **call)
+    assert (plain.count, plain.line_ends) == ("words", 0)
+    # six lines, two empty ones around each of three headings, one between the articles
+    assert (found.count, found.line_ends, found.texts) == ("published", 13, 2)
+    assert (found.words, found.bytes) == (plain.words, plain.bytes + 13)
+    assert found.word_perplexity == pytest.approx(math.exp(found.nats / (found.words + 13)))
+    assert found.tokens > plain.tokens
+    for flags in ({}, {"articles": True, "detokenise": True}):
+        with pytest.raises(InputError, match="--count published is given with"):
+            bertsmith.evaluate(tmp_path / "model", out=tmp_path / "no", count="published", **flags, **call)
+
+
 def test_command_refuses_masked_models_and_flags_of_others(
     wikitext: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

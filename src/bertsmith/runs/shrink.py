@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from bertsmith.bundled import model_folder, model_text
 from bertsmith.checkpoint.source import FineTunedSource, expand_source, replace_source
 from bertsmith.checkpoint.store import write_model
 from bertsmith.errors import InputError, nearest
+from bertsmith.models.model import Model
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.runs.folder import RunFolder, read_recipe_file
 from bertsmith.runs.result import Result, StoppedRun, print_explanation, print_plain
@@ -34,6 +36,7 @@ from bertsmith.settings import Plain
 from bertsmith.shrinking.augmentation import Augmenter
 from bertsmith.shrinking.context import (
     ShrinkContext,
+    ShrinkSettings,
     TaskTables,
     TrainingStopped,
     encode_split,
@@ -71,6 +74,7 @@ from bertsmith.toml import override
 from bertsmith.training.run_config import device_type
 from bertsmith.training.summary import summarise_training
 from bertsmith.training.task_trainer import pair_trainer
+from bertsmith.training.trainer import Trainer
 
 METHODS = ("elastic", "prune", "weights", "exits", "vocabulary")
 ShrinkResult = ElasticResult | PruneResult | WeightPruningResult | ExitResult | DecoderExitResult | VocabularyResult
@@ -179,219 +183,190 @@ def shrink(
     if chosen not in METHODS:
         raise InputError(f"--method is {chosen!r}; {nearest(str(chosen), METHODS)}")
     method_flags = {
-        "widths": ("elastic", widths),
-        "depths": ("elastic", depths),
-        "augment": ("elastic", augment),
-        "keep": ("prune", keep),
-        "sparsity": ("weights", sparsity),
-        "tolerance": ("exits", tolerance),
-        "blocks": ("exits", blocks),
-        "tokens": ("vocabulary", tokens),
-        "rank": ("vocabulary", rank),
+        "widths": ("elastic", "grid.widths", widths),
+        "depths": ("elastic", "grid.depths", depths),
+        "augment": ("elastic", "augmentation.model", None if augment is None else json.dumps(model_text(augment))),
+        "keep": ("prune", "prune.keep", keep),
+        "sparsity": ("weights", "weights.sparsity", sparsity),
+        "tolerance": ("exits", "leave.tolerance", tolerance),
+        "blocks": ("exits", "leave.blocks", blocks),
+        "tokens": ("vocabulary", "vocabulary.tokens", tokens),
+        "rank": ("vocabulary", "vocabulary.rank", rank),
     }
-    for name, (flag_method, value) in method_flags.items():
+    for name, (flag_method, _, value) in method_flags.items():
         if value is not None and chosen != flag_method:
             raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {flag_method}")
-    flags = {
-        "grid.widths": widths,
-        "grid.depths": depths,
-        "prune.keep": keep,
-        "weights.sparsity": sparsity,
-        "leave.tolerance": tolerance,
-        "leave.blocks": blocks,
-        "vocabulary.tokens": tokens,
-        "vocabulary.rank": rank,
+    flags = {path: value for _, path, value in method_flags.values()}
+    flags |= {
         "run.epochs": epochs,
         "optimizer.learning_rate": learning_rate,
         "batch.examples": batch,
         "run.seed": seed,
-        "augmentation.model": None if augment is None else json.dumps(model_text(augment)),
     }
     assignments = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *assignments])
     columns, source = column or [], str(recipe or "settings")
-    run: Plain = {"device": device, "explain": explain, "resume": resume, "force": force}
-    if chosen == "prune":
-        return run_prune(*read_settings(PruneSettings, plain, columns, source=source), out, **run)
-    if chosen == "weights":
-        return run_weights(*read_settings(WeightSettings, plain, columns, source=source), out, **run)
-    if chosen == "exits" and has_decoder(plain["model"]):
-        for name, value in (("epochs", epochs), ("batch", batch)):
-            if value is not None:
-                instead = "run.steps" if name == "epochs" else "batch.tokens"
-                raise InputError(f"--{name} is given with a translation model; use --set {instead}=… instead")
-        exits = read_settings(DecoderExitSettings, plain, columns, source=source, inherits=False)
-        return run_decoder_exits(*exits, out, **run)
-    if chosen == "exits":
-        # new heads on a frozen encoder need a higher rate than the fine-tuning used
-        inherits = plain.get("encoder") == "joint"
-        return run_exits(*read_settings(ExitSettings, plain, columns, source=source, inherits=inherits), out, **run)
-    if chosen == "vocabulary":
-        cut = read_settings(VocabularySettings, plain, columns, source=source, inherits=False)
-        return run_vocabulary(*cut, out, **run)
-    return run_elastic(*read_settings(ElasticSettings, plain, columns, source=source), out, **run)
+    run = ShrinkRun(out, device, explain=explain, resume=resume, force=force)
+    try:
+        if chosen == "prune":
+            return run_prune(run, *read_settings(PruneSettings, plain, columns, source=source))
+        if chosen == "weights":
+            return run_weights(run, *read_settings(WeightSettings, plain, columns, source=source))
+        if chosen == "exits" and has_decoder(plain["model"]):
+            for name, value in (("epochs", epochs), ("batch", batch)):
+                if value is not None:
+                    instead = "run.steps" if name == "epochs" else "batch.tokens"
+                    raise InputError(f"--{name} is given with a translation model; use --set {instead}=… instead")
+            exits = read_settings(DecoderExitSettings, plain, columns, source=source, inherits=False)
+            return run_decoder_exits(run, *exits)
+        if chosen == "exits":
+            # new heads on a frozen encoder need a higher rate than the fine-tuning used
+            inherits = plain.get("encoder") == "joint"
+            return run_exits(run, *read_settings(ExitSettings, plain, columns, source=source, inherits=inherits))
+        if chosen == "vocabulary":
+            return run_vocabulary(
+                run, *read_settings(VocabularySettings, plain, columns, source=source, inherits=False)
+            )
+        return run_elastic(run, *read_settings(ElasticSettings, plain, columns, source=source))
+    except TrainingStopped as stop:
+        return StoppedRun(steps=stop.step, stage=stop.stage)
 
 
-def run_elastic(
-    settings: ElasticSettings,
-    tables: TaskTables,
-    out: Path,
-    *,
-    device: str,
-    explain: bool = False,
-    resume: bool = False,
-    force: bool = False,
-) -> ElasticResult | Result:
-    """Make a model elastic; write it with the metadata of its sub-networks, report and result to `out`."""
+@dataclass(frozen=True)
+class ShrinkRun:
+    """Output folder and flags of a run, and the steps that all methods share."""
+
+    out: Path
+    device: str
+    explain: bool
+    resume: bool
+    force: bool
+
+    def open(self, settings: ShrinkSettings, *more_inputs: Path) -> RunFolder:
+        """Return the output folder; a method claims it after its own checks."""
+        return RunFolder(
+            self.out,
+            settings,
+            inputs=[*settings.inputs, *more_inputs],
+            resume=self.resume,
+            force=self.force,
+            device=device_type(self.device),
+        )
+
+    def context(self, settings: ShrinkSettings, tables: TaskTables, model: Model | None = None) -> ShrinkContext:
+        """Load the fine-tuned model, unless one is passed, and encode the data."""
+        return ShrinkContext.open(settings, tables, self.out, self.device, model)
+
+    def write(self, settings: ShrinkSettings, model: Model) -> None:
+        """Write the model and its task record."""
+        write_model(model, self.out)
+        write_task_record(settings.task_record, self.out)
+
+    def train(self, trainer: Trainer, folder: RunFolder) -> Result | None:
+        """Train; return the result if the run ends here: it was stopped, or this is not the main process."""
+        progress = trainer.run(resume=self.resume)
+        if trainer.is_finished and folder.is_main:
+            return None
+        trainer.close()
+        return Result() if trainer.is_finished else StoppedRun(steps=progress.step)
+
+
+def run_elastic(run: ShrinkRun, settings: ElasticSettings, tables: TaskTables) -> ElasticResult | Result:
+    """Make a model elastic; write it with the metadata of its sub-networks, report and result."""
     check_head(settings)
     augmenter, task = Augmenter.open(settings.task, settings.augmentation), settings.task
-    if explain:
+    if run.explain:
         rows = len(tables.train)
         augmented_rows = rows if augmenter is None else augmenter.max_rows(rows)
         return print_explanation(settings, explain_elastic(settings, load_fine_tuned(settings), rows, augmented_rows))
-    inputs = [*settings.inputs, *([] if augmenter is None else [model_folder(str(settings.augmentation.model))])]
-    used = device_type(device)
-    with RunFolder(out, settings, inputs=inputs, resume=resume, force=force, device=used) as folder:
-        context = ShrinkContext.open(settings, tables, out, device)
+    more_inputs = [] if augmenter is None else [model_folder(str(settings.augmentation.model))]
+    with run.open(settings, *more_inputs) as folder:
+        context = run.context(settings, tables)
         folder.claim()
         augmented = context.train
         if augmenter is not None:
-            all_examples = task.examples(augmenter.augment(tables.train, out, used))  # original and augmented rows
-            augmented = encode_split(settings, context.model, all_examples)
-        if folder.is_main:
-            _print_notices(tables)
-        try:
-            elastic = shrink_elastic(settings, context, augmented)
-        except TrainingStopped as stop:
-            return StoppedRun(steps=stop.step, stage=stop.stage)
+            rows_and_copies = augmenter.augment(tables.train, run.out, device_type(run.device))
+            augmented = encode_split(settings, context.model, task.examples(rows_and_copies))
+        _print_notices(folder, tables)
+        elastic = shrink_elastic(settings, context, augmented)
         if elastic is None:
             context.close()
             return Result()
-        metadata = elastic.metadata
-        write_model(elastic.model, out)
-        write_task_record(settings.task_record, out)
-        write_elastic_metadata(metadata, out)
+        run.write(settings, elastic.model)
+        write_elastic_metadata(elastic.metadata, run.out)
         result = ElasticResult.of(
-            metadata,
+            elastic.metadata,
             order=settings.order,
             rows=RowCounts(len(context.train.examples), len(augmented.examples)),
             seed=settings.run.seed,
             seconds=round(elastic.seconds, 1),
         )
-        write_elastic_report(settings, elastic, out, task.texts(context.dev.examples))
+        write_elastic_report(settings, elastic, run.out, task.texts(context.dev.examples))
         folder.finish(result)
-        remove_stages(settings, out)
-        print_elastic(metadata, out, settings.data)
+        remove_stages(settings, run.out)
+        print_elastic(elastic.metadata, run.out, settings.data)
         context.close()
         return result
 
 
-def run_prune(
-    settings: PruneSettings,
-    tables: TaskTables,
-    out: Path,
-    *,
-    device: str,
-    explain: bool = False,
-    resume: bool = False,
-    force: bool = False,
-) -> PruneResult | Result:
-    """Prune a model; write it with the list of remaining units and its result to `out`."""
+def run_prune(run: ShrinkRun, settings: PruneSettings, tables: TaskTables) -> PruneResult | Result:
+    """Prune a model; write it with the list of remaining units and its result."""
     selector = make_selector(settings, load_fine_tuned(settings))  # raises if the share is impossible
-    if explain:
+    if run.explain:
         return print_explanation(settings, explain_prune(settings, selector, len(tables.train)))
-    used = device_type(device)
-    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
-        context = ShrinkContext.open(settings, tables, out, device)
+    with run.open(settings) as folder:
+        context = run.context(settings, tables)
         folder.claim()
-        if folder.is_main:
-            _print_notices(tables)
-        try:
-            pruned = shrink_prune(settings, context)
-        except TrainingStopped as stop:
-            return StoppedRun(steps=stop.step, stage=stop.stage)
+        _print_notices(folder, tables)
+        pruned = shrink_prune(settings, context)
         if pruned is None:
             context.close()
             return Result()
-        write_model(pruned.model.cpu(), out)
-        write_task_record(settings.task_record, out)
-        write_pruning_metadata(pruned.metadata, out)
-        result = PruneResult.of(pruned, settings.run.seed)
-        folder.finish(result)
-        remove_cuts(out)
-        print_pruned(result, pruned.metadata, out)
+        run.write(settings, pruned.model.cpu())
+        write_pruning_metadata(pruned.metadata, run.out)
+        result = folder.finish(PruneResult.of(pruned, settings.run.seed))
+        remove_cuts(run.out)
+        print_pruned(result, pruned.metadata, run.out)
         context.close()
         return result
 
 
-def run_weights(
-    settings: WeightSettings,
-    tables: TaskTables,
-    out: Path,
-    *,
-    device: str,
-    explain: bool = False,
-    resume: bool = False,
-    force: bool = False,
-) -> WeightPruningResult | Result:
-    """Prune single weights of a model; write it with its masks and its result to `out`."""
-    if explain:
+def run_weights(run: ShrinkRun, settings: WeightSettings, tables: TaskTables) -> WeightPruningResult | Result:
+    """Prune single weights of a model; write it with its masks and its result."""
+    if run.explain:
         return print_explanation(settings, explain_weights(settings, load_fine_tuned(settings), len(tables.train)))
-    used = device_type(device)
-    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
-        context = ShrinkContext.open(settings, tables, out, device)
+    with run.open(settings) as folder:
+        context = run.context(settings, tables)
         prepare_masks(settings, context.model)  # raises before the folder is emptied
         folder.claim()
-        if folder.is_main:
-            _print_notices(tables)
-        try:
-            pruned = shrink_weights(settings, context)
-        except TrainingStopped as stop:
-            return StoppedRun(steps=stop.step, stage=stop.stage)
+        _print_notices(folder, tables)
+        pruned = shrink_weights(settings, context)
         if pruned is None:
             context.close()
             return Result()
-        write_model(pruned.model.cpu(), out)
-        write_task_record(settings.task_record, out)
-        result = WeightPruningResult.of(pruned, note=speed_note(settings), seed=settings.run.seed)
-        folder.finish(result)
-        remove_weight_stages(out)
-        print_weights(result, out)
+        run.write(settings, pruned.model.cpu())
+        result = folder.finish(WeightPruningResult.of(pruned, note=speed_note(settings), seed=settings.run.seed))
+        remove_weight_stages(run.out)
+        print_weights(result, run.out)
         context.close()
         return result
 
 
-def run_exits(
-    settings: ExitSettings,
-    tables: TaskTables,
-    out: Path,
-    *,
-    device: str,
-    explain: bool = False,
-    resume: bool = False,
-    force: bool = False,
-) -> ExitResult | Result:
-    """Add early exits to a model; write it with the chosen exit rule and its result to `out`."""
+def run_exits(run: ShrinkRun, settings: ExitSettings, tables: TaskTables) -> ExitResult | Result:
+    """Add early exits to a model; write it with the chosen exit rule and its result."""
     answer_kind(settings.task)
     model = with_exits(freeze_random_features(settings.model.load()), settings)
-    if explain:
+    if run.explain:
         examples = settings.task.augment(settings.task.examples(tables.train))
         return print_explanation(settings, explain_exits(settings, model, len(examples)))
-    used = device_type(device)
-    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
-        context = ShrinkContext.open(settings, tables, out, device, model)
-        trainer = make_exit_trainer(settings, context, notices=tables.notices)
+    with run.open(settings) as folder:
+        trainer = make_exit_trainer(settings, run.context(settings, tables, model), notices=tables.notices)
         folder.claim()
-        progress = trainer.run(resume=resume)
-        if not trainer.is_finished:
-            trainer.close()
-            return StoppedRun(steps=progress.step)
-        if not folder.is_main:
-            trainer.close()
-            return Result()
+        ended = run.train(trainer, folder)
+        if ended is not None:
+            return ended
         chosen = choose_rule(settings, trainer)
-        write_model(trainer.model.cpu(), out)
-        write_task_record(settings.task_record, out)
+        run.write(settings, trainer.model.cpu())
         result = folder.finish(
             ExitResult(
                 exits=chosen,
@@ -400,8 +375,8 @@ def run_exits(
                 training=summarise_training(trainer),
             )
         )
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)  # the model is written
-        print_exits(settings.measure, chosen, out)
+        shutil.rmtree(run.out / "checkpoints", ignore_errors=True)  # the model is written
+        print_exits(settings.measure, chosen, run.out)
         trainer.close()
         return result
 
@@ -412,51 +387,35 @@ def has_decoder(model: Plain | str) -> bool:
     return read_task_record(name).task.kind == "translation"
 
 
-def run_decoder_exits(
-    settings: DecoderExitSettings,
-    tables: TaskTables,
-    out: Path,
-    *,
-    device: str,
-    explain: bool = False,
-    resume: bool = False,
-    force: bool = False,
-) -> DecoderExitResult | Result:
-    """Add exits to the decoder of a translation model; write it with the chosen rule and its result to `out`."""
+def run_decoder_exits(run: ShrinkRun, settings: DecoderExitSettings, tables: TaskTables) -> DecoderExitResult | Result:
+    """Add exits to the decoder of a translation model; write it with the chosen rule and its result."""
     task = settings.translation
     table, left_out = drop_empty_rows(task, tables.train)
     train, dev = task.examples(table), task.examples(tables.dev)
     model = with_decoder_exits(require_decoder(settings.model.load(allows_decoder=True)), settings)
-    if explain:
+    if run.explain:
         return print_explanation(settings, explain_decoder_exits(settings, model))
-    used = device_type(device)
-    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
-        objective = depth_objective(settings, model)
+    with run.open(settings) as folder:
         trainer = pair_trainer(
             settings.learning,
             model,
-            objective,
+            depth_objective(settings, model),
             task.pairs(train, model, settings.sequences),
             task.pairs(dev, model, settings.sequences),
             settings.sequences,
-            out,
+            run.out,
             targets_per_token=TranslationConfig().targets_per_token,
-            device=device,
+            device=run.device,
             notices=(*tables.notices, *left_out),
         )
         folder.claim()
-        progress = trainer.run(resume=resume)
-        if not trainer.is_finished:
-            trainer.close()
-            return StoppedRun(steps=progress.step)
-        if not folder.is_main:
-            trainer.close()
-            return Result()
-        before = require_decoder(settings.model.load(allows_decoder=True)).to(used)
+        ended = run.train(trainer, folder)
+        if ended is not None:
+            return ended
+        before = require_decoder(settings.model.load(allows_decoder=True)).to(device_type(run.device))
         _, score_before, _ = DepthEvaluator(task, dev, settings.leave.examples).score(before.translate)
         chosen = choose_depth(settings, require_decoder(trainer.model), dev, score_before, print_plain)
-        write_model(trainer.model.cpu(), out)
-        write_task_record(settings.task_record, out)
+        run.write(settings, trainer.model.cpu())
         result = folder.finish(
             DecoderExitResult(
                 exits=chosen,
@@ -465,33 +424,23 @@ def run_decoder_exits(
                 training=summarise_training(trainer),
             )
         )
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)  # the model is written
-        print_depth(chosen, out)
+        shutil.rmtree(run.out / "checkpoints", ignore_errors=True)  # the model is written
+        print_depth(chosen, run.out)
         trainer.close()
         return result
 
 
-def run_vocabulary(
-    settings: VocabularySettings,
-    tables: TaskTables,
-    out: Path,
-    *,
-    device: str,
-    explain: bool = False,
-    resume: bool = False,
-    force: bool = False,
-) -> VocabularyResult | Result:
-    """Cut the vocabulary of a model; write it with its result to `out`."""
-    if resume:
+def run_vocabulary(run: ShrinkRun, settings: VocabularySettings, tables: TaskTables) -> VocabularyResult | Result:
+    """Cut the vocabulary of a model; write it with its result."""
+    if run.resume:
         raise InputError("--resume is not supported with --method vocabulary, which takes seconds; omit it")
-    if explain:
+    if run.explain:
         texts = list(settings.task.texts(settings.task.examples(tables.train)))
         return print_explanation(settings, {"training texts": f"{len(texts):,}"})
-    with RunFolder(out, settings, inputs=settings.inputs, force=force, device=device_type(device)) as folder:
-        cut = shrink_vocabulary(settings, tables, device_type(device))
+    with run.open(settings) as folder:
+        cut = shrink_vocabulary(settings, tables, device_type(run.device))
         folder.claim()
-        write_model(cut.model.cpu(), out)
-        write_task_record(settings.task_record, out)
+        run.write(settings, cut.model.cpu())
         result = folder.finish(
             VocabularyResult(
                 metric=cut.evaluation.metric,
@@ -500,10 +449,10 @@ def run_vocabulary(
                 cut=cut.cut,
             )
         )
-        print_vocabulary(result, out)
+        print_vocabulary(result, run.out)
         return result
 
 
-def _print_notices(tables: TaskTables) -> None:
-    for notice in tables.notices:
+def _print_notices(folder: RunFolder, tables: TaskTables) -> None:
+    for notice in tables.notices if folder.is_main else ():
         print_plain(notice)

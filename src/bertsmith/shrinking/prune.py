@@ -19,7 +19,7 @@ from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, load_together
+from bertsmith.shrinking.context import ShrinkContext, load_together
 from bertsmith.shrinking.importance import Importance, ImportanceConfig
 from bertsmith.shrinking.prune_selection import PruneConfig, Selector, Shares, magnitude, schedule
 from bertsmith.shrinking.pruned_units import (
@@ -31,12 +31,11 @@ from bertsmith.shrinking.pruned_units import (
     with_folded_gates,
     with_gates,
 )
-from bertsmith.shrinking.recovery import RecoveryConfig, recovery_trainer
+from bertsmith.shrinking.recovery import RecoveryConfig, RecoverySettings, recovery_trainer
 from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.outputs import WatchBatch
 from bertsmith.training.evaluator import Evaluator
-from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
+from bertsmith.training.task_trainer import task_trainer
 from bertsmith.training.trainer import Trainer
 
 CUTS, GATES, RECOVERY = "cuts", "gates", "recovery"
@@ -61,7 +60,7 @@ class CutRecoveryConfig(RecoveryConfig):
     """Epochs after every other cut."""
 
 
-class PruneSettings(ShrinkSettings):
+class PruneSettings(RecoverySettings):
     """All settings of pruning."""
 
     method: Literal["prune"] = "prune"
@@ -69,15 +68,6 @@ class PruneSettings(ShrinkSettings):
     importance: ImportanceConfig = ImportanceConfig()
     gates: GateTrainingConfig = GateTrainingConfig()
     recovery: CutRecoveryConfig = CutRecoveryConfig()
-    batch: ExampleBatchConfig = ExampleBatchConfig()
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
-    schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
-    run: FinetuneRunConfig = FinetuneRunConfig()
-
-    @property
-    def epochs_after(self) -> float:
-        """Epochs of training after the last cut."""
-        return self.run.epochs if self.recovery.after is None else self.recovery.after
 
     @property
     def gate_epochs(self) -> float:

@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -11,10 +10,10 @@ from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, name_terms
 from bertsmith.objectives.distillation.terms import HiddenStateTerm, OutputTerm
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext
-from bertsmith.tasks.base import Task
+from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
 from bertsmith.training.evaluator import Evaluator
-from bertsmith.training.task_trainer import FinetuneRunConfig, TaskLearning, task_trainer
+from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import BeforeStep, Trainer
 
 
@@ -27,14 +26,19 @@ class RecoveryConfig(Record):
     """Epochs after the last pruning; None for run.epochs, 0 for no training."""
 
 
-class RecoverySettings(TaskLearning, Protocol):
-    """The settings that recovery training reads."""
+class RecoverySettings(ShrinkSettings):
+    """Settings of a method that trains the pruned model to recover."""
+
+    recovery: RecoveryConfig = RecoveryConfig()
+    batch: ExampleBatchConfig = ExampleBatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
+    run: FinetuneRunConfig = FinetuneRunConfig()
 
     @property
-    def task(self) -> Task[Any]: ...
-    @property
-    def recovery(self) -> RecoveryConfig: ...
-    def changed(self, **changes: Any) -> "RecoverySettings": ...
+    def epochs_after(self) -> float:
+        """Epochs of training after the last pruning."""
+        return self.run.epochs if self.recovery.after is None else self.recovery.after
 
 
 def recovery_trainer(

@@ -28,11 +28,10 @@ from bertsmith.models.masks import (
 )
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
-from bertsmith.shrinking.recovery import RecoveryConfig, recovery_trainer
+from bertsmith.shrinking.context import ShrinkContext
+from bertsmith.shrinking.recovery import RecoverySettings, recovery_trainer
 from bertsmith.tasks.base import Evaluation
-from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig
+from bertsmith.training.task_trainer import FinetuneRunConfig
 from bertsmith.training.trainer import Trainer
 
 PRUNING, RECOVERY = "pruning", "recovery"
@@ -75,23 +74,13 @@ class WeightPruningConfig(Record):
         return self
 
 
-class WeightSettings(ShrinkSettings):
+class WeightSettings(RecoverySettings):
     """All settings of weight pruning."""
 
     keeps_masks: ClassVar[bool] = True
 
     method: Literal["weights"] = "weights"
     weights: WeightPruningConfig = WeightPruningConfig()
-    recovery: RecoveryConfig = RecoveryConfig()
-    batch: ExampleBatchConfig = ExampleBatchConfig()
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
-    schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
-    run: FinetuneRunConfig = FinetuneRunConfig()
-
-    @property
-    def epochs_after(self) -> float:
-        """Epochs of training with fixed masks."""
-        return self.run.epochs if self.recovery.after is None else self.recovery.after
 
     @property
     def pruning_run(self) -> FinetuneRunConfig:

@@ -11,6 +11,7 @@ from bertsmith.runs.finetuning import Scores, compute_scores, format_score, writ
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.residues import ResidueResult, evaluate_residues
 from bertsmith.runs.result import OneShotResult, print_plain, spread
+from bertsmith.runs.text_run import TextRun, split_name
 from bertsmith.runs.word_perplexity import WordPerplexityResult, evaluate_word_perplexity
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
@@ -146,10 +147,11 @@ def evaluate(
     }
     given = {name: value for name, value in options.items() if value is not None}
     _check_flags(metric, given)
+    run = TextRun(folder=model, data=data, split=split, out=out, device=device, force=force)
     if metric == "word_perplexity":
-        return evaluate_word_perplexity(model, data, out, split=split, device=device, force=force, **given)
+        return evaluate_word_perplexity(run, **given)
     if metric == "residues":
-        return evaluate_residues(model, data, out, split=split, device=device, force=force, **given)
+        return evaluate_residues(run, **given)
     check_out(out, force, model, existing_path(data))
     record = read_task(
         model,
@@ -176,7 +178,7 @@ def evaluate(
         mean_layers=mean_layers,
         layers=layers,
         examples=len(table),
-        split=Path(data).name if Path(data).is_file() else split,
+        split=split_name(data, split),
         model=str(model),
         data=data,
     )

@@ -1,19 +1,14 @@
 """`bertsmith evaluate --metric residues`: accuracy and perplexity of a protein model."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from bertsmith.checkpoint.store import load
 from bertsmith.runs.answer import scoring_progress
-from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
-from bertsmith.text.readers import split_documents
+from bertsmith.runs.text_run import TextRun, split_name, window_length
 from bertsmith.training.residues import PositionScores, predict_residues
-from bertsmith.training.run_config import device_type
-from bertsmith.training.word_perplexity import max_context
 
 DEFAULT_LENGTH = 1024
 
@@ -48,24 +43,13 @@ class ResidueResult(OneShotResult):
 
 
 def evaluate_residues(
-    folder: Path,
-    data: str,
-    out: Path,
-    *,
-    split: str,
-    field: str = "sequence",
-    length: int | None = None,
-    joined: bool = False,
-    device: str = "auto",
-    force: bool = False,
+    run: TextRun, *, field: str = "sequence", length: int | None = None, joined: bool = False
 ) -> ResidueResult:
     """Predict the residues of the proteins of a split, and write result.json."""
-    check_out(out, force, folder, Path(data))
-    proteins = split_documents(data, split, field)
-    model = load(folder, device=device_type(device))
+    proteins, model = run.read_texts(field), run.load()
     tokenizer = model.require_tokenizer()
     rows = [np.array(row, dtype=np.int64) for row in tokenizer.encode_plain(proteins)]
-    length = min(DEFAULT_LENGTH, max_context(model)) if length is None else length
+    length = window_length(model, length, DEFAULT_LENGTH)
     with scoring_progress("evaluate") as watch:
         found = predict_residues(model, rows, length=length, joined=joined, watch=watch)
     scores, rest = found.scores, found.scores_without_first
@@ -81,15 +65,15 @@ def evaluate_residues(
         cut="joined" if joined else "cropped",
         length=length,
         by_position=found.by_position(length),
-        split=Path(data).name if Path(data).is_file() else split,
-        model=str(folder),
-        data=data,
+        split=split_name(run.data, run.split),
+        model=str(run.folder),
+        data=run.data,
     )
-    claim(out, force, folder, Path(data))
-    write_result(out, result.to_json())
+    run.write(result)
     print_plain(
         f"{result.split}: residue accuracy {result.residue_accuracy:.2%}, perplexity {result.residue_perplexity:.3f} "
         f"over {result.residues:,} residues ({result.direction}; {result.cut} to {length}); without first residues "
-        f"{result.residue_accuracy_without_first:.2%}, {result.residue_perplexity_without_first:.3f}; written to {out}"
+        f"{result.residue_accuracy_without_first:.2%}, {result.residue_perplexity_without_first:.3f}; written to "
+        f"{run.out}"
     )
     return result

@@ -6,19 +6,16 @@ from typing import Literal
 
 import numpy as np
 
-from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.runs.answer import scoring_progress
 from bertsmith.runs.folder import RECIPE
-from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
-from bertsmith.text.readers import split_documents
+from bertsmith.runs.text_run import TextRun, split_name, window_length
 from bertsmith.text.tokenizer import ROLES
 from bertsmith.text.wikitext import join_articles, published_articles, running_text
 from bertsmith.toml import read_toml
-from bertsmith.training.run_config import device_type
-from bertsmith.training.word_perplexity import encode_texts, max_context, measure, token_log_probabilities
+from bertsmith.training.word_perplexity import encode_texts, measure, token_log_probabilities
 
 CAUSAL_OBJECTIVES = ("causal_lm", "masked_and_causal")
 DEFAULT_LENGTH = 512
@@ -66,11 +63,8 @@ class WordPerplexityResult(OneShotResult):
 
 
 def evaluate_word_perplexity(
-    folder: Path,
-    data: str,
-    out: Path,
+    run: TextRun,
     *,
-    split: str,
     field: str = "text",
     length: int | None = None,
     stride: int | None = None,
@@ -78,12 +72,9 @@ def evaluate_word_perplexity(
     detokenise: bool = False,
     count: Literal["words", "published"] = "words",
     allow_lossy: bool = False,
-    device: str = "auto",
-    force: bool = False,
 ) -> WordPerplexityResult:
     """Score the documents of a split with a causal language model, and write result.json."""
-    check_out(out, force, folder, Path(data))
-    originals = split_documents(data, split, field)
+    originals = run.read_texts(field)
     if count == "published":
         texts = _published_texts(originals, articles=articles, detokenise=detokenise)
     else:
@@ -91,10 +82,10 @@ def evaluate_word_perplexity(
         documents = [running_text(document) for document in documents] if detokenise else documents
         # line ends are not predicted, nor is white space at both ends of a text
         texts = [document.replace("\n", " ").strip() for document in documents]
-    model = load(folder, device=device_type(device))
-    check_causal(model, folder)
+    model = run.load()
+    check_causal(model, run.folder)
     tokenizer = model.require_tokenizer()
-    length = min(DEFAULT_LENGTH, max_context(model)) if length is None else length
+    length = window_length(model, length, DEFAULT_LENGTH)
     stride = max(1, length // 2) if stride is None else stride
     rows, is_lossless = encode_texts(tokenizer, texts, allow_lossy=allow_lossy)
     unknown = [tokenizer.vocabulary[name] for name in ROLES["unknown"] if name in tokenizer.vocabulary]
@@ -119,13 +110,12 @@ def evaluate_word_perplexity(
         is_lossless=is_lossless,
         length=length,
         stride=stride,
-        split=Path(data).name if Path(data).is_file() else split,
-        model=str(folder),
-        data=data,
+        split=split_name(run.data, run.split),
+        model=str(run.folder),
+        data=run.data,
     )
-    claim(out, force, folder, Path(data))
-    write_result(out, result.to_json())
-    _print_result(result, out)
+    run.write(result)
+    _print_result(result, run.out)
     return result
 
 

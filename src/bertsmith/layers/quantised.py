@@ -40,7 +40,7 @@ class QuantisationConfig(Record):
     groups: int = Field(default=128, gt=0)
     """Groups of consecutive rows per matrix, with weight_ranges = "group"."""
     decay: float = Field(default=0.9999, ge=0, lt=1)
-    """Decay of the moving average of the largest |activation|, the range of activations."""
+    """Decay of the moving average of activation ranges: of the largest |activation|, or of minimum and maximum."""
     places: Literal["linear", "all"] = "linear"
     """Rounded tensors: weights, inputs of linear layers, queries, keys and values; or all, which adds the sum of
     embeddings, the parts of softmax and norms, and the outputs of attention and feed-forward (Prato et al. 2020)."""

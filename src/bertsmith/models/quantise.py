@@ -94,6 +94,8 @@ def measuring(model: Model, kind: RangeKind = "mean_max") -> Iterator[None]:
     ranges = [part for part in model.modules() if isinstance(part, Ranges)]
     if not ranges:
         raise InputError("this model has no quantised activations to measure; quantise it first")
+    if kind == "kl" and any(part.lows is not None for part in ranges):
+        raise InputError("kind is 'kl', but the model has quantisation.form = 'affine'; allowed: 'mean_max'")
     was_training = model.training
     for part in ranges:
         part.reset(kind)

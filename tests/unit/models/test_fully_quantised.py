@@ -154,6 +154,11 @@ def test_fused_backends_and_int8_are_refused(tmp_path: Path) -> None:
         run(model, backend="sdpa")
     with pytest.raises(InputError, match=r"codes are symmetric, but the model has quantisation\.form = 'affine'"):
         int8_model(model, "int8")
+    with (
+        pytest.raises(InputError, match=r"kind is 'kl', but the model has quantisation\.form = 'affine'"),
+        measuring(model, "kl"),
+    ):
+        pass
 
 
 def test_networks_with_other_tensors_raise() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 # before PyTorch is imported: one thread is faster for networks this small
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# before the first matrix product on a GPU: cuBLAS is deterministic only with a fixed workspace
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # before Triton is imported: without a GPU, its interpreter runs the kernels
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -16,6 +16,7 @@ from bertsmith.models.constraints import Constraint
 from bertsmith.models.encoder import Encoder, EncoderInputs, Want
 from bertsmith.models.heads.pretraining import NextToken
 from bertsmith.models.model import Model, check_texts
+from bertsmith.ops.cumulative_sum import cumulative_sum
 from bertsmith.settings import Record
 
 
@@ -133,11 +134,11 @@ def until(tokens: list[int], end: int) -> list[int]:
 def _sample(scores: Tensor, config: GenerationConfig, draws: Tensor) -> Tensor:
     """Sample one token per row after top-k and top-p filtering: (rows, vocabulary) -> (rows,)."""
     ordered, tokens = (scores / config.temperature).softmax(-1).sort(descending=True, dim=-1)
-    before = ordered.cumsum(-1) - ordered  # total probability of the more probable tokens
+    before = cumulative_sum(ordered, -1) - ordered  # total probability of the more probable tokens
     is_allowed = before < config.top_p
     if config.top_k is not None:
         is_allowed[:, config.top_k :] = False
-    cumulative = (ordered * is_allowed).cumsum(-1)
+    cumulative = cumulative_sum(ordered * is_allowed, -1)
     position = torch.searchsorted(cumulative, (draws[:, None] * cumulative[:, -1:]).contiguous(), right=True)
     last = is_allowed.sum(-1, keepdim=True) - 1  # rounding must not select a filtered token
     return tokens.gather(-1, torch.minimum(position, last)).squeeze(-1)

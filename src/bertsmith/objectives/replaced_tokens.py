@@ -29,6 +29,7 @@ from bertsmith.models.heads import ReplacedTokensConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term, class_sums, wide
 from bertsmith.objectives.masked_lm import vocabulary_of
+from bertsmith.ops.cumulative_sum import cumulative_sum
 from bertsmith.text.tokenizer import Tokenizer
 
 _CHUNK = 256  # vocabulary entries per chunk in two-step sampling
@@ -191,7 +192,7 @@ def _sample_index(weights: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
 
     Shape: weights (rows, n), which need not sum to 1; draw (rows,) -> (rows,) both.
     """
-    cumulative = weights.cumsum(-1)
+    cumulative = cumulative_sum(weights, -1)
     limit = draw * cumulative[:, -1]
     # a count instead of a search, which compilers fuse; rounding must not select an index of weight 0 at the end
     last = (cumulative < cumulative[:, -1:]).sum(-1)

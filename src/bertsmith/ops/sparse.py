@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertsmith.ops.cumulative_sum import cumulative_sum
 from bertsmith.ops.dispatch import is_exporting
 
 SOFTMAX_ONLY = "the attention weights are sparse, but the kernel has softmax only"
@@ -97,7 +98,7 @@ def _entmax(scores: Tensor, allowed: Tensor | None, alpha: float | Tensor) -> Te
 def _sparsemax_threshold(levels: Tensor) -> Tensor:
     """Return τ with Σ[x − τ]₊ = 1, (…, 1): the support is the longest prefix of the sorted x with 1 + n·xₙ > Σx."""
     ordered, count = _ordered(levels)
-    total = ordered.cumsum(-1)
+    total = cumulative_sum(ordered, -1)
     support = (1 + count * ordered > total).sum(-1, keepdim=True)
     return (total.gather(-1, support - 1) - 1) / support
 
@@ -105,8 +106,8 @@ def _sparsemax_threshold(levels: Tensor) -> Tensor:
 def _entmax15_threshold(levels: Tensor) -> Tensor:
     """Return τ with Σ[x − τ]₊² = 1, (…, 1): for each prefix of the sorted x a root of a quadratic equation."""
     ordered, count = _ordered(levels)
-    mean = ordered.cumsum(-1) / count
-    squares = (ordered.square().cumsum(-1) - count * mean.square()).clamp_min(0.0)  # about the mean
+    mean = cumulative_sum(ordered, -1) / count
+    squares = (cumulative_sum(ordered.square(), -1) - count * mean.square()).clamp_min(0.0)  # about the mean
     threshold = mean - ((1 - squares) / count).clamp_min(0.0).sqrt()
     support = (threshold <= ordered).sum(-1, keepdim=True)
     return threshold.gather(-1, support - 1)

@@ -56,6 +56,9 @@ class RunConfig(Record):
     compile: Literal["off", "on", "whole", "graphs"] = "off"
     """torch.compile: each layer by itself ("on", ready in seconds), or forward and backward pass as a whole ("whole",
     minutes); "graphs" also replays the whole as CUDA graphs, for GPUs."""
+    deterministic: bool = False
+    """Bit-equal runs of one seed on the same hardware, software and number of processes: only deterministic operations
+    are used, and one without a deterministic implementation raises an error. Slower on a GPU."""
     workers: int = Field(default=0, ge=0)
     """Data loader processes, at most the number of cores."""
     log_every: int = Field(default=10, gt=0)

@@ -22,6 +22,7 @@ from bertsmith.models.masks import masked_weights
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
+from bertsmith.training.determinism import enter_deterministic_mode, explains_nondeterminism
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method, RunConfig, device_type
 
@@ -60,6 +61,7 @@ class TrainStep:
             )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.rank = self.accelerator.process_index
+        self._leave_deterministic_mode = enter_deterministic_mode(self.device) if run.deterministic else None
         self.is_main = self.accelerator.is_main_process
         self.model = model.to(self.device)
         self.objective = objective.to(self.device)
@@ -82,6 +84,7 @@ class TrainStep:
         self.config = method.optimizer
         self.optimizer = method.optimizer.build(self.portions)
 
+    @explains_nondeterminism
     def learn(self, prepared: Sequence[Any], draws: Sequence[tuple[int, ...]], rate: float, meter: Meter) -> None:
         """Take one optimiser step at a learning rate; `draws` seeds the dropout of each micro-batch."""
         counts = [self.objective.counts(item) for item in prepared]
@@ -140,6 +143,8 @@ class TrainStep:
         # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
         # not (torch 2.13), so it must not be the last reference
         del self.step_module
+        if self._leave_deterministic_mode is not None:
+            self._leave_deterministic_mode()
         for module in self.model.modules():
             if isinstance(module, Block):
                 module.__dict__.pop("forward", None)  # a copy of the model would call this one's compiled layers

@@ -46,6 +46,8 @@ class FinetuneRunConfig(Record):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
     compile: Literal["off", "whole"] = "off"
+    deterministic: bool = False
+    """Bit-equal runs of one seed on the same hardware, software and number of processes; slower on a GPU."""
     workers: int = Field(default=0, ge=0)
     """Data loader processes."""
     log_every: int = Field(default=10, gt=0)
@@ -74,6 +76,7 @@ class FinetuneRunConfig(Record):
             seed=self.seed,
             precision=self.precision,
             compile=self.compile,
+            deterministic=self.deterministic,
             workers=self.workers,
             log_every=self.log_every,
             evaluate_every=every,

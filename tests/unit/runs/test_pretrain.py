@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import bertsmith
 from bertsmith.data.build_corpus import build_corpus
@@ -68,6 +69,15 @@ def test_trackers_receive_the_log(corpus_folder: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "run").rglob("events.out.tfevents*"))
 
 
+def test_deterministic_run_is_recorded_and_restores_the_mode(corpus_folder: Path, tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    plain = run(corpus_folder, tmp_path / "plain", "run.steps=2")
+    fixed = run(corpus_folder, tmp_path / "fixed", "run.steps=2", "run.deterministic=true")
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert fixed["training_loss"] == plain["training_loss"]
+    assert "deterministic = true" in (tmp_path / "fixed" / "recipe.toml").read_text()
+
+
 def test_graphs_need_a_gpu(corpus_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'run.compile is "graphs", which needs a GPU'):
         run(corpus_folder, tmp_path / "run", "run.steps=2", "run.compile=graphs")
@@ -77,8 +87,6 @@ def test_graphs_need_a_gpu(corpus_folder: Path, tmp_path: Path) -> None:
 def test_compiled_run_equals_eager_run(
     compile: str, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     real = torch.compile
     # aot_eager: the test checks the graphs, not the generated code
     monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.embedding import token_scores
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.ops.cumulative_sum import cumulative_sum
 from bertsmith.settings import Record
 
 Choose = Literal["confidence", "sequence", "multinomial", "geometric"]
@@ -168,7 +169,7 @@ class GeometricChooser(Chooser):
 
     def log_probabilities(self, source: Tensor, first: Tensor, at_exits: Sequence[Tensor]) -> Tensor:
         scores = torch.stack([self.stop_scores(index, hidden) for index, hidden in enumerate(at_exits)], dim=-1)
-        going_on = logsigmoid(-scores).cumsum(-1)  # (tokens, exits): log of having passed an exit
+        going_on = cumulative_sum(logsigmoid(-scores), -1)  # (tokens, exits): log of having passed an exit
         before = torch.cat([torch.zeros_like(going_on[:, :1]), going_on], dim=-1)
         stopping = torch.cat([logsigmoid(scores), torch.zeros_like(going_on[:, :1])], dim=-1)
         return before + stopping

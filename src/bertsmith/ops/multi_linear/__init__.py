@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.ops.cumulative_sum import cumulative_sum
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 from bertsmith.ops.multi_linear import products, reference
 from bertsmith.ops.multi_linear.reference import MultiLinearInputs
@@ -49,7 +50,7 @@ def multi_linear_map(
     query, key, value = (tensor.flatten(-2) for tensor in (query, key, value))  # (…, heads, head_width) -> (…, rank)
     inputs = MultiLinearInputs(query, key, value, layout, layout, is_causal, pairs=query.new_empty(0)).padded()
     query, key, value = reference.masked(inputs)
-    total = value.cumsum(1) if is_causal else value.sum(1, keepdim=True)
+    total = cumulative_sum(value, 1) if is_causal else value.sum(1, keepdim=True)
     weighted = (query * total / inputs.counts()).unflatten(-1, by_head)
     scores = torch.einsum("bihr,bjhr->bhij", weighted, key.unflatten(-1, by_head))
     return scores.tril() if is_causal else scores

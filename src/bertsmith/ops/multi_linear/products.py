@@ -7,6 +7,7 @@ tokens.
 import torch
 from torch import Tensor
 
+from bertsmith.ops.cumulative_sum import cumulative_sum
 from bertsmith.ops.multi_linear.reference import MultiLinearInputs
 from bertsmith.ops.query_key_value import through_padding
 
@@ -37,5 +38,6 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor) -> Tensor:
     is_key_last = (position[:, None] >= position)[..., None]  # (length, length, 1): m ≤ j
     by_key = torch.einsum("bmr,jmo->bjro", value, pairs.where(is_key_last, 0.0))
     by_value = torch.einsum("bjr,jmo->bmro", key, pairs.where(~is_key_last, 0.0))
-    memory = (key[..., None] * by_key + value[..., None] * by_value).cumsum(1)  # (batch, length, rank, width)
+    # (batch, length, rank, width)
+    memory = cumulative_sum(key[..., None] * by_key + value[..., None] * by_value, 1)
     return torch.einsum("bir,biro->bio", query, memory)

@@ -61,6 +61,7 @@ def settings_of(family: str, size: str, options: argparse.Namespace) -> Pretrain
             "run": {
                 "steps": options.warmup + options.steps,
                 "compile": options.compile,
+                "deterministic": options.deterministic,
                 "workers": options.workers,
                 "log_every": 10,
                 "evaluate_every": 10**9,
@@ -177,6 +178,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", default=8 if has_gpu else 0, type=int)
     parser.add_argument("--warmup", default=20, type=int, help="warm-up steps, a multiple of 10")
     parser.add_argument("--steps", default=50, type=int, help="timed steps, a multiple of 10")
+    parser.add_argument("--deterministic", action="store_true", help="with run.deterministic")
     parser.add_argument("--peer", action="store_true", help="also measure a loop with transformers")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--out", help="write the metrics as JSON")

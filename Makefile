@@ -7,7 +7,7 @@ PAGES := src/bertsmith/report/templates src/bertsmith/serving/page
 # without cached bytecode every process would compile PyTorch's sources again, which takes seconds
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow lint bench docs docs-serve clean
+.PHONY: demo test test-slow test-gpu lint bench docs docs-serve clean
 
 # installed again when what is to be installed changes; what is never imported need not be compiled
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -27,6 +27,10 @@ test: $(VENV)/.installed
 # what takes minutes: several processes, kills from outside, further graphs
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
+
+# every kernel on a GPU; neighbouring tests go to one process, so that few processes compile the same kernel
+test-gpu: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "" --numprocesses 12 --dist worksteal tests/kernels tests/contracts/test_padding.py tests/unit/training/test_adamw.py tests/unit/layers/test_replay.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -188,14 +188,14 @@ def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str
         yield text_of(row, field, file, number)
 
 
-def read_lines(file: Path) -> list[str]:
-    """Read the lines of a .txt file (plain or compressed), including empty ones."""
+def text_lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Read the lines of a .txt file (plain or compressed), including empty ones, with their numbers from 1."""
     if not file.is_file():
         reason = "is a folder; use a file" if file.is_dir() else "does not exist"
         raise InputError(f"data {str(file)!r} {reason}")
     if not _ending(file).startswith(".txt"):
         raise InputError(f"file {str(file)!r} is not a text file; allowed endings: .txt, .txt.gz, .txt.xz, .txt.zst")
-    return [line for _, line in numbered_lines(file)]
+    return numbered_lines(file)
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:

@@ -81,24 +81,25 @@ def _tab_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
 def _comma_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Read the records of a .csv file with the number of their first line; quoted fields may contain line breaks."""
     reader = csv.reader(_with_line_ends(file, numbered_lines(file)), strict=True)
-    # the limit is global; allow fields as long as a line of any other file
-    previous_limit = csv.field_size_limit(MAX_LINE_BYTES)
-    records: list[tuple[int, list[str]]] = []
     begin = 1
-    try:
-        for fields in reader:
-            if fields:
-                records.append((begin, fields))
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        is_open = "unexpected end" in str(error)
-        reason = "opens a quote that is never closed" if is_open else f"is not valid CSV ({error})"
-        raise InputError(
-            f"file {str(file)!r} line {begin} {reason}; put a field with quotes in quotes and double the inner ones"
-        ) from None
-    finally:
-        csv.field_size_limit(previous_limit)
-    return iter(records)
+    while True:
+        # the limit is global, so it is set for one record at a time; allow fields as long as a line of any other file
+        previous_limit = csv.field_size_limit(MAX_LINE_BYTES)
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            is_open = "unexpected end" in str(error)
+            reason = "opens a quote that is never closed" if is_open else f"is not valid CSV ({error})"
+            raise InputError(
+                f"file {str(file)!r} line {begin} {reason}; put a field with quotes in quotes and double the inner ones"
+            ) from None
+        finally:
+            csv.field_size_limit(previous_limit)
+        if fields is None:
+            return
+        if fields:
+            yield begin, fields
+        begin = reader.line_num + 1
 
 
 def _with_line_ends(file: Path, lines: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """The splits (train, dev, test) of a task's data: a folder, a single file, or a dataset on the Hugging Face hub."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from bertsmith.errors import InputError, nearest
@@ -66,6 +68,20 @@ class Splits(ABC):
             raise self.missing(split)
         return table
 
+    def file(self, split: str) -> Path | None:
+        """Return the file of a split, if its rows can be read one after the other."""
+        return None
+
+    def windows(self, split: str, rows: int) -> Iterator[Table]:
+        """Yield tables of up to `rows` rows of a split; rows of a file are not held in memory."""
+        file = self.file(split)
+        if file is not None:
+            yield from file_windows(file, rows)
+            return
+        table = self.read(split)
+        for begin in range(0, len(table), rows):
+            yield table.take(range(begin, min(begin + rows, len(table))))
+
 
 class FolderSplits(Splits):
     """A folder with one file per split."""
@@ -74,8 +90,11 @@ class FolderSplits(Splits):
         self.folder = folder
 
     def find(self, split: str) -> Table | None:
-        file = split_file(self.folder, split)
+        file = self.file(split)
         return None if file is None else read_file(file)
+
+    def file(self, split: str) -> Path | None:
+        return split_file(self.folder, split)
 
     def missing(self, split: str) -> InputError:
         try:
@@ -88,15 +107,18 @@ class FolderSplits(Splits):
 class SingleFile(Splits):
     """A single file, which is the split `split`."""
 
-    def __init__(self, file: Path, split: str) -> None:
-        self.file, self.split = file, split
+    def __init__(self, path: Path, split: str) -> None:
+        self.path, self.split = path, split
 
     def find(self, split: str) -> Table | None:
-        return read_file(self.file) if split == self.split else None
+        return read_file(self.path) if split == self.split else None
+
+    def file(self, split: str) -> Path | None:
+        return self.path if split == self.split else None
 
     def missing(self, split: str) -> InputError:
         return InputError(
-            f"--data {str(self.file)!r} is a single file, the {self.split} split; it has no {split} split"
+            f"--data {str(self.path)!r} is a single file, the {self.split} split; it has no {split} split"
         )
 
 
@@ -140,13 +162,21 @@ def open_splits(data: str | Path, *, file_is: str = "train") -> Splits:
 
 def read_file(file: Path) -> Table:
     """Read the rows of a file; raise if it is empty."""
+    (table,) = file_windows(file, None)
+    return table
+
+
+def file_windows(file: Path, rows: int | None) -> Iterator[Table]:
+    """Yield tables of up to `rows` rows of a file, None for all; raise if it is empty."""
     if not file.is_file():
         raise InputError(f"data {str(file)!r} {'is a folder; use a file' if file.is_dir() else 'does not exist'}")
-    numbered = list(table_rows(file))
-    if not numbered:
-        raise InputError(f"file {str(file)!r} has no rows")
     unit = "row" if table_ending(file) == ".parquet" else "line"
-    return Table(f"file {str(file)!r}", [row for _, row in numbered], [number for number, _ in numbered], unit)
+    is_empty, numbered_rows = True, table_rows(file)
+    while numbered := list(islice(numbered_rows, rows)):
+        is_empty = False
+        yield Table(f"file {str(file)!r}", [row for _, row in numbered], [number for number, _ in numbered], unit)
+    if is_empty:
+        raise InputError(f"file {str(file)!r} has no rows")
 
 
 def read_split(data: str | Path, split: str) -> Table:

@@ -12,7 +12,6 @@ from bertsmith.errors import InputError
 from bertsmith.text.rows import Table
 
 _RANKING_BATCH = 1024  # texts compared with all candidates at a time
-_ENCODING_BATCH = 1 << 14  # texts tokenised at a time
 _VECTOR_DECIMALS = 7
 
 
@@ -52,7 +51,7 @@ def read_embedding_texts(table: Table, index: int, text: str, pair: str | None) 
 
 def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncoding) -> Features:
     """Encode every text as one sequence, every example as one item; target "texts": ids of the distinct texts."""
-    tokens, types = _sequences([text for example in examples for text in example.texts], encoding)
+    tokens, types = encoding.sequences([text for example in examples for text in example.texts])
     counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
     values = np.array([example.value for example in examples], dtype=np.float32)
     targets: dict[str, np.ndarray | Ragged] = {"texts": text_ids(examples, int(counts.max(initial=1)))}
@@ -60,24 +59,12 @@ def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncod
         targets["value"] = values
     return Features(
         tokens,
-        types if encoding.has_types else None,
+        types,
         np.concatenate([[0], np.cumsum(counts)]),
         np.arange(len(examples)),
         targets,
         int((tokens.lengths == encoding.length).sum()),
     )
-
-
-def _sequences(texts: Sequence[str], encoding: TextEncoding) -> tuple[Ragged, Ragged]:
-    """Encode texts batch by batch, because half a million pairs would take gigabytes."""
-    tokens: list[Ragged] = []
-    types: list[Ragged] = []
-    for start in range(0, len(texts), _ENCODING_BATCH):
-        batch = texts[start : start + _ENCODING_BATCH]
-        encoded = encoding.tokenizer.encode(batch, None, encoding.length, padding=False)
-        tokens.append(Ragged.of(encoded["input_ids"]))
-        types.append(Ragged.of(encoded["token_type_ids"]))
-    return Ragged.concatenate(tokens), Ragged.concatenate(types)
 
 
 def embedding_answers(

@@ -1,6 +1,6 @@
-"""Features: the token sequences of examples, with the mapping from sequences back to examples."""
+"""Features: the token sequences of examples, with the mapping from sequences back to examples; batches by length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,10 +32,8 @@ class Ragged:
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
     @classmethod
-    def concatenate(cls, arrays: Sequence["Ragged"]) -> "Ragged":
-        """Concatenate the sequences of several ragged arrays."""
-        tokens = np.concatenate([np.empty(0, dtype=np.int32), *(array.tokens for array in arrays)])
-        lengths = np.concatenate([np.empty(0, dtype=np.int64), *(array.lengths for array in arrays)])
+    def of_flat(cls, tokens: np.ndarray, lengths: np.ndarray) -> "Ragged":
+        """Return concatenated sequences of given lengths."""
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
@@ -48,6 +46,21 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         """Number of tokens of every sequence, (sequences,)."""
         return np.diff(self.starts)
+
+
+def length_batches(lengths: np.ndarray, max_tokens: int, max_sequences: int | None = None) -> Iterator[np.ndarray]:
+    """Yield the indices of sequences of similar length, longest first; each batch is one forward pass.
+
+    A batch has at most `max_tokens` tokens, padding included, and at most `max_sequences` sequences, or one sequence.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    begin = 0
+    while begin < len(order):
+        # the first sequence of a batch is the longest and determines the length of padded rows
+        count = max(1, max_tokens // max(1, int(lengths[order[begin]])))
+        batch = order[begin : begin + min(count, max_sequences or count)]
+        yield batch
+        begin += len(batch)
 
 
 @dataclass(frozen=True)
@@ -85,3 +98,9 @@ class TextEncoding:
     length: int
     has_types: bool
     """Whether the model has segment (token type) embeddings."""
+
+    def sequences(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Ragged, Ragged | None]:
+        """Return the tokens of texts, or pairs of texts, and their types if the model has any."""
+        flat = self.tokenizer.encode_flat(texts, pairs, self.length, has_types=self.has_types)
+        types = None if flat.types is None else Ragged.of_flat(flat.types, flat.lengths)
+        return Ragged.of_flat(flat.ids, flat.lengths), types

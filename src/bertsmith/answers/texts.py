@@ -57,9 +57,7 @@ def text_features(
     """Encode every example as one sequence; truncate the longer text of a pair first."""
     texts = [example.text for example in examples]
     pairs = [str(example.pair) for example in examples] if examples and examples[0].pair is not None else None
-    encoded = encoding.tokenizer.encode(texts, pairs, encoding.length, padding=False)
-    tokens = Ragged.of(encoded["input_ids"])
-    types = Ragged.of(encoded["token_type_ids"]) if encoding.has_types else None
+    tokens, types = encoding.sequences(texts, pairs)
     count = len(examples)
     whole = whole_lengths(tokens.lengths, texts, pairs, encoding)
     cut = int((whole > encoding.length).sum())
@@ -74,8 +72,7 @@ def whole_lengths(
     full = np.flatnonzero(whole >= encoding.length).tolist()
     if full:
         seconds = None if pairs is None else [pairs[index] for index in full]
-        encoded = encoding.tokenizer.encode([texts[index] for index in full], seconds, padding=False)
-        whole[full] = [len(row) for row in encoded["input_ids"]]
+        whole[full] = encoding.tokenizer.encode_flat([texts[index] for index in full], seconds).lengths
     return whole
 
 

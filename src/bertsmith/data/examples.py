@@ -119,25 +119,6 @@ class ExamplePlan(Stream[np.ndarray]):
         return np.concatenate([mixed, order[whole * self.examples :]])
 
 
-class EvaluationPlan(Stream[np.ndarray]):
-    """All items once, batched by similar length, as many per batch as `micro_tokens` allows."""
-
-    def __init__(self, features: Features, micro_tokens: int) -> None:
-        self.features = features
-        self.windows = 1
-        order = np.argsort(-features.lengths, kind="stable")
-        self.bins: list[np.ndarray] = []
-        begin = 0
-        while begin < len(order):
-            # the longest item comes first and determines the length of padded rows
-            count = max(1, micro_tokens // int(features.lengths[order[begin]]))
-            self.bins.append(order[begin : begin + count])
-            begin += count
-
-    def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], np.ndarray]]:
-        return len(self.bins), lambda position: self.bins[position]
-
-
 class ExampleReader(Dataset[Loaded]):
     """Builds the batches of a plan. Stateless; may run in worker processes."""
 
@@ -145,7 +126,11 @@ class ExampleReader(Dataset[Loaded]):
         self.features, self.config, self.pad = features, config, pad
 
     def __getitem__(self, plan: MicroBatchPlan[np.ndarray]) -> Loaded:
-        features, items = self.features, plan.sequences
+        return Loaded(self.batch(plan.sequences), plan.cursor)
+
+    def batch(self, items: np.ndarray) -> TaskBatch:
+        """Return the batch of some items, given by index."""
+        features = self.features
         ranges = [np.arange(features.items[item], features.items[item + 1]) for item in items.tolist()]
         sequences = np.concatenate(ranges).tolist()
         collate = packed if self.config.layout == "packed" else padded
@@ -158,7 +143,7 @@ class ExampleReader(Dataset[Loaded]):
             name: batched(target, IGNORED)[0] if isinstance(target, Ragged) else torch.from_numpy(target[items])
             for name, target in features.targets.items()
         }
-        batch = TaskBatch(
+        return TaskBatch(
             tokens=tokens,
             layout=layout,
             types=None if features.types is None else batched(features.types, 0)[0],
@@ -166,4 +151,3 @@ class ExampleReader(Dataset[Loaded]):
             targets=targets,
             real_tokens=int(features.tokens.lengths[sequences].sum()),
         )
-        return Loaded(batch, plan.cursor)

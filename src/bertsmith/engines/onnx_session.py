@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from bertsmith.answers.sequences import length_batches
 from bertsmith.errors import InputError
 
 GRAPH_FILE = "model.onnx"
@@ -102,17 +103,13 @@ class Graph:
         if token_types is not None and len(token_types) != len(tokens):
             raise InputError(f"types has {len(token_types)} rows for {len(tokens)} sequences; give one per sequence")
         results: list[np.ndarray] = [np.empty(0)] * len(tokens)
-        order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
-        begin = 0
-        while begin < len(order):
-            # the first sequence of a batch is the longest and sets the row length
-            batch = order[begin : begin + max(1, batch_tokens // len(tokens[order[begin]]))]
+        for indices in length_batches(np.array([len(sequence) for sequence in tokens]), batch_tokens):
+            batch = indices.tolist()
             outputs = self._batch(
                 [tokens[i] for i in batch], None if token_types is None else [token_types[i] for i in batch]
             )
             for index, row in zip(batch, outputs, strict=True):
                 results[index] = row[: len(tokens[index])] if self.is_for_tokens else row
-            begin += len(batch)
         return results
 
     def _batch(self, tokens: list[np.ndarray], types: list[np.ndarray] | None) -> np.ndarray:

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -128,6 +128,20 @@ class PairFrame(NamedTuple):
     """Token type ids of prefix, first text, separator, second text, suffix."""
 
 
+class FlatTokens(NamedTuple):
+    """The concatenated tokens of many texts.
+
+    Shape: ids and types (tokens,), int32; lengths (texts,), int64.
+    """
+
+    ids: np.ndarray
+    types: np.ndarray | None
+    lengths: np.ndarray
+
+
+_FLAT_TEXTS = 1024  # texts that `encode_flat` passes to the backend at a time, whose own records are large
+
+
 class Tokenizer:
     """Encodes texts as token ids and finds special tokens by their role; padding is always on the right.
 
@@ -238,6 +252,12 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
+    def single_texts_have_types(self) -> bool:
+        """Whether the encoding of a single text has token types other than 0."""
+        (row,) = self._encode(["a"], None, add_special_tokens=True)
+        return any(row.type_ids)
+
+    @cached_property
     def starts_word(self) -> np.ndarray:
         """Mask of tokens that begin a word; special tokens count as words.
 
@@ -302,18 +322,7 @@ class Tokenizer:
         Longer inputs are truncated to `max_length`, the longer text of a pair first. With `padding` every value is an
         array of shape (texts, length), else a list of arrays.
         """
-        _check_texts("texts", texts)
-        inputs: list[str] | list[tuple[str, str]] = list(texts)
-        if pairs is not None:
-            _check_texts("pairs", pairs)
-            if len(pairs) != len(texts):
-                raise InputError(f"pairs has length {len(pairs)} and texts {len(texts)}; they must have equal lengths")
-            inputs = list(zip(texts, pairs, strict=True))
-        if max_length is not None:
-            needed = self._backend.num_special_tokens_to_add(pairs is not None) + 1
-            if max_length < needed:
-                raise InputError(f"max_length is {max_length}; at least {needed} is needed for the special tokens")
-        encodings = self._encode(inputs, max_length, add_special_tokens=True)
+        encodings = self._encode(self._inputs(texts, pairs, max_length), max_length, add_special_tokens=True)
         rows = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
         types = [np.asarray(encoding.type_ids, dtype=np.int64) for encoding in encodings]
         if not padding:
@@ -331,6 +340,35 @@ class Tokenizer:
             "attention_mask": is_token.astype(np.int64),
             "token_type_ids": token_type_ids,
         }
+
+    def encode_flat(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        max_length: int | None = None,
+        *,
+        has_types: bool = False,
+    ) -> FlatTokens:
+        """Return the tokens of many texts, or pairs of texts, as `encode` does, but concatenated.
+
+        It takes a fraction of the time and memory of `encode`, because it makes no array for every text.
+        """
+        inputs = self._inputs(texts, pairs, max_length)
+        ids: list[np.ndarray] = []
+        types: list[np.ndarray] = []
+        lengths: list[int] = []
+        for begin in range(0, len(inputs), _FLAT_TEXTS):
+            encodings = self._encode(inputs[begin : begin + _FLAT_TEXTS], max_length, add_special_tokens=True)
+            rows = [encoding.ids for encoding in encodings]
+            counts = [len(row) for row in rows]
+            ids.append(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=sum(counts)))
+            if has_types:
+                rows = [encoding.type_ids for encoding in encodings]
+                types.append(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=sum(counts)))
+            lengths += counts
+        empty = np.empty(0, dtype=np.int32)
+        all_types = np.concatenate([empty, *types]) if has_types else None
+        return FlatTokens(np.concatenate([empty, *ids]), all_types, np.array(lengths, dtype=np.int64))
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without special tokens, not truncated."""
@@ -386,6 +424,21 @@ class Tokenizer:
             ids.append(self.vocabulary[mark + letters[:length]])
             mark, letters = prefix, letters[length:]
         return ids
+
+    def _inputs(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int | None
+    ) -> list[str] | list[tuple[str, str]]:
+        """Return texts, or pairs of texts, as the backend takes them; raise InputError if they cannot be encoded."""
+        _check_texts("texts", texts)
+        if pairs is not None:
+            _check_texts("pairs", pairs)
+            if len(pairs) != len(texts):
+                raise InputError(f"pairs has length {len(pairs)} and texts {len(texts)}; they must have equal lengths")
+        if max_length is not None:
+            needed = self._backend.num_special_tokens_to_add(pairs is not None) + 1
+            if max_length < needed:
+                raise InputError(f"max_length is {max_length}; at least {needed} is needed for the special tokens")
+        return list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
 
     def _encode(
         self,

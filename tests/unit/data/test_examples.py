@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.answers.sequences import IGNORED, Features, Ragged
-from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.answers.sequences import IGNORED, Features, Ragged, length_batches
+from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.data.loader import load_batches
 from bertsmith.data.plan import Cursor, MicroBatchPlan
 
@@ -104,15 +104,16 @@ def test_by_length_reduces_padding_and_shuffles_batches() -> None:
     assert (steps < 0).sum() > 20
 
 
-def test_evaluation_has_every_item_once_within_micro_tokens() -> None:
-    features = some_features(60, most=3)
-    plans = list(EvaluationPlan(features, 64).one_epoch())
-    assert sorted(item for plan in plans for item in plan.sequences.tolist()) == list(range(60))
-    for plan in plans:
-        own = features.lengths[plan.sequences]
-        assert len(own) == 1 or own.max() * len(own) <= 64
-    alone = list(EvaluationPlan(features, 1).one_epoch())  # an item that is too long has its own batch
-    assert [len(plan.sequences) for plan in alone] == [1] * 60
+def test_length_batches_have_every_item_once_within_the_token_budget() -> None:
+    lengths = some_features(60, most=3).lengths
+    batches = list(length_batches(lengths, 64))
+    assert sorted(item for batch in batches for item in batch.tolist()) == list(range(60))
+    for batch in batches:
+        assert len(batch) == 1 or lengths[batch].max() * len(batch) <= 64
+    assert max(map(len, batches)) > 3
+    assert max(map(len, length_batches(lengths, 64, 3))) == 3
+    assert [len(batch) for batch in length_batches(lengths, 1)] == [1] * 60  # an item that is too long is alone
+    assert list(length_batches(lengths[:0], 64)) == []
 
 
 @pytest.mark.parametrize("most", [1, 3])

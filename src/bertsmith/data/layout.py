@@ -31,7 +31,7 @@ def gather_rows(rows: Tensor, positions: Tensor) -> Tensor:
 class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def forward(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
-        return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy(0, positions, tokens)
+        return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy_(0, positions, tokens)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -286,7 +286,18 @@ class SequenceLayout:
 
     def _padded_positions(self, like: Tensor) -> Tensor:
         """Return the position of every packed token in flattened padded rows, (tokens,)."""
+        if like.device.type == "cpu" and not torch.compiler.is_compiling():
+            return self._cpu_positions
         return self.sequence_index(like) * self.max_length + self.positions(like)
+
+    @cached_property
+    def _cpu_positions(self) -> Tensor:
+        """Padded positions on a CPU, computed once for all layers."""
+        assert self.starts is not None
+        starts = self.starts.numpy().astype(np.int64)
+        begins = np.arange(self.batch) * self.max_length - starts[:-1]
+        with torch.inference_mode(False):  # the layout may be used in training later
+            return torch.from_numpy(np.arange(starts[-1]) + np.repeat(begins, np.diff(starts)))
 
     @cached_property
     def groups(self) -> LengthGroups:

@@ -1,14 +1,27 @@
 """A model for users: an encoder, its heads and its tokenizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertsmith.answers.chart import SpanWeights
+from bertsmith.answers.sequences import Ragged, TextEncoding, length_batches
+from bertsmith.data.batch import packed, padded
+from bertsmith.data.inference import (
+    InferencePrecision,
+    in_background,
+    inference_autocast,
+    is_half,
+    to_device,
+    token_budget,
+    windows,
+)
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.progress import progress_bar
 from bertsmith.data.random import key
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -156,23 +169,50 @@ class Model(nn.Module):
             raise InputError(f"this model has no {kind!r} head (its heads: {kinds})")
         return self.heads[kind]
 
-    @torch.inference_mode()
-    def encode(self, texts: Sequence[str], *, batch_size: int = 32, subnet: Subnet | None = None) -> Tensor:
-        """Return one vector per text: the output of the embedder head, or else the mean of the final hidden states.
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        batch_size: int | None = None,
+        subnet: Subnet | None = None,
+        precision: InferencePrecision = "auto",
+        progress: bool = False,
+    ) -> Tensor:
+        """Return one float32 vector per text: the output of the embedder head, or else the mean of the hidden states.
 
+        Texts of similar length share a batch of a fixed number of tokens, and of at most `batch_size` texts if that is
+        given; the vectors are in the order of the texts. `progress` shows a bar on a terminal.
         Shape: (texts, width).
         """
         check_texts("encode", texts, batch_size)
-        # texts of similar length share a batch, so that little of it is padding
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
-        batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-        with self.evaluating():
-            vectors = [self._vectors([texts[index] for index in batch], subnet) for batch in batches]
-        if vectors:
-            return torch.cat(vectors)[torch.tensor(order, device=self.device).argsort()]
-        embedders = [head for head in self.heads.values() if isinstance(head, Embedder)]
-        width = embedders[0].width if embedders else self.config.encoder.width
-        return torch.empty(0, width, device=self.device)
+        is_half(self.device, precision)  # raises InputError for an unknown precision
+        if not len(texts):
+            return torch.empty(0, self._vector_width, device=self.device)
+        options = EncodeOptions(batch_size, subnet, precision)
+        with progress_bar("encode", is_shown=progress) as watch:
+            vectors = []
+            for window in self._encode_windows(texts, options):
+                vectors.append(window)
+                watch(sum(map(len, vectors)), len(texts))
+        return torch.cat(vectors)
+
+    def encode_stream(
+        self,
+        texts: Iterable[str],
+        *,
+        batch_size: int | None = None,
+        subnet: Subnet | None = None,
+        precision: InferencePrecision = "auto",
+    ) -> Iterator[Tensor]:
+        """Yield the vectors of `encode` in order, some thousand texts at a time: for texts that do not fit in memory.
+
+        Shape: (texts of the window, width) each.
+        """
+        if isinstance(texts, str):
+            raise InputError("encode_stream takes an iterable of texts, not a string; put it in a list")
+        check_texts("encode_stream", (), batch_size)
+        is_half(self.device, precision)  # raises InputError for an unknown precision
+        return self._encode_windows(texts, EncodeOptions(batch_size, subnet, precision))
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
@@ -257,14 +297,40 @@ class Model(nn.Module):
         is_missing = want.final and output.final is None
         return replace(output, final=norm(block(entering, context))) if is_missing else output
 
-    def _vectors(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
-        batch = self._batch(texts)
-        if "embedder" in self.heads:
-            layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
-            return self.outputs(batch["input_ids"], layout, batch["token_type_ids"], subnet=subnet)
-        hidden = self(**batch, subnet=subnet)
-        is_token = batch["attention_mask"][..., None]
-        return (hidden * is_token).sum(1) / is_token.sum(1)
+    def _encode_windows(self, texts: Iterable[str], options: "EncodeOptions") -> Iterator[Tensor]:
+        """Yield the vectors of texts window by window; a thread tokenises the next window."""
+        tokenizer, embedding = self.require_tokenizer(), self.config.encoder.embedding
+        has_types = embedding.types > 1 and tokenizer.single_texts_have_types
+        encoding = TextEncoding(tokenizer, embedding.max_length, has_types)
+        for tokens, types in in_background(encoding.sequences(window) for window in windows(texts)):
+            yield self._encode_window(tokens, types, options)
+
+    @torch.inference_mode()
+    def _encode_window(self, tokens: Ragged, types: Ragged | None, options: "EncodeOptions") -> Tensor:
+        """Return the vectors of sequences in their order, (sequences, width)."""
+        device, pad = self.device, self.require_tokenizer().pad
+        # kernels for packed sequences are for half precision on a GPU; on a CPU they would be padded in every layer
+        collate = packed if device.type != "cpu" and is_half(device, options.precision) else padded
+        batches = list(length_batches(tokens.lengths, token_budget(device), options.batch_size))
+        vectors = []
+        with self.evaluating(), inference_autocast(device, options.precision):
+            for batch in batches:
+                sequences = batch.tolist()
+                rows, layout = collate([tokens[index] for index in sequences], pad)
+                inputs = EncoderInputs(to_device(rows, device), to_device(layout, device), subnet=options.subnet)
+                if types is not None:
+                    row_types, _ = collate([types[index] for index in sequences], 0)
+                    inputs = replace(inputs, types=to_device(row_types, device))
+                computed = self.vectors(inputs)
+                vectors.append(computed.to(torch.promote_types(computed.dtype, torch.float32)))
+        order = torch.from_numpy(np.concatenate(batches).argsort())
+        return torch.cat(vectors)[to_device(order, device)]
+
+    @property
+    def _vector_width(self) -> int:
+        """Width of the vectors of `encode`."""
+        embedders = [head for head in self.heads.values() if isinstance(head, Embedder)]
+        return embedders[0].width if embedders else self.config.encoder.width
 
     def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
         arrays = self.require_tokenizer().encode(list(texts), max_length=self.config.encoder.embedding.max_length)
@@ -274,12 +340,21 @@ class Model(nn.Module):
         return batch
 
 
-def check_texts(caller: str, texts: Sequence[str], batch_size: int) -> None:
+@dataclass(frozen=True)
+class EncodeOptions:
+    """Options of `Model.encode`."""
+
+    batch_size: int | None
+    subnet: Subnet | None
+    precision: InferencePrecision
+
+
+def check_texts(caller: str, texts: Sequence[str], batch_size: int | None) -> None:
     """Raise InputError if `texts` is not a list of strings or the batch size is not positive."""
     if isinstance(texts, str):
         raise InputError(f"{caller} takes a list of texts, not a string; put it in a list")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"texts[{index}] is a {type(text).__name__}; it must be a string")
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

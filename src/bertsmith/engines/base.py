@@ -69,7 +69,7 @@ class Runner(Protocol):
     def require_tokenizer(self) -> Tokenizer: ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Context manager for evaluation mode; entering resets the early-exit counters."""
+        """Context manager for evaluation mode; entering the outermost one resets the early-exit counters."""
 
     def outputs(
         self,

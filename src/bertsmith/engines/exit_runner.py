@@ -31,6 +31,7 @@ class ModelRunner:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.config, self.tokenizer = model.config, model.tokenizer
+        self.is_evaluating = False
 
     @property
     def device(self) -> torch.device:
@@ -61,8 +62,17 @@ class ModelRunner:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        with self.model.evaluating():
-            yield
+        is_inner, self.is_evaluating = self.is_evaluating, True
+        if not is_inner:
+            self.reset_counts()
+        try:
+            with self.model.evaluating():
+                yield
+        finally:
+            self.is_evaluating = is_inner
+
+    def reset_counts(self) -> None:
+        """Reset the counters of early exits; `evaluating` calls it, but not inside another `evaluating`."""
 
     def outputs(
         self,
@@ -83,7 +93,7 @@ class ModelRunner:
 
 
 class ExitRunner(ModelRunner):
-    """Apply an exit rule and count the computed layers since `evaluating` was last entered."""
+    """Apply an exit rule and count the computed layers since `evaluating` was entered."""
 
     has_early_exits = True
 
@@ -94,11 +104,8 @@ class ExitRunner(ModelRunner):
         self.layers_used: Counter[int] = Counter()
         """Number of sequences by the number of layers computed for them."""
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def reset_counts(self) -> None:
         self.layers_used = Counter()
-        with self.model.evaluating():
-            yield
 
     @property
     def mean_layers(self) -> float | None:  # type: ignore[override]
@@ -138,7 +145,7 @@ class ExitRunner(ModelRunner):
 
 
 class AdaptiveTranslator(ModelRunner):
-    """Translate with the exits of a decoder and count the computed blocks of the last call of `translate`."""
+    """Translate with the exits of a decoder and count the computed blocks since `evaluating` was entered."""
 
     has_early_exits = True
 
@@ -161,9 +168,12 @@ class AdaptiveTranslator(ModelRunner):
         progress: Callable[[int], None] = lambda texts: None,
     ) -> list[str]:
         """Return one text for each text; see `Seq2Seq.translate`."""
+        with self.evaluating():
+            begin = adaptive_steps(self.translator, self.rule, self.counts)
+            return self.translator.translate(texts, config, batch_size=batch_size, progress=progress, begin=begin)
+
+    def reset_counts(self) -> None:
         self.counts = BlockCounts()
-        begin = adaptive_steps(self.translator, self.rule, self.counts)
-        return self.translator.translate(texts, config, batch_size=batch_size, progress=progress, begin=begin)
 
 
 class AllExits(ModelRunner):

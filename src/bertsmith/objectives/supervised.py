@@ -74,7 +74,7 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
     def count(self, batch: TaskBatch) -> Tensor:
         """Return the number of targets; by default one per item."""
-        return torch.tensor(len(batch.item), device=batch.item.device)
+        return torch.full((), len(batch.item), device=batch.item.device)  # torch.tensor would wait for a GPU
 
     def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Return the outputs as logits whose softmax over the last axis is one prediction, to compare two models.

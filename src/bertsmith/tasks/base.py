@@ -14,6 +14,8 @@ from torch import Tensor
 
 from bertsmith.answers.sequences import Answer, Features, TextEncoding
 from bertsmith.data.examples import ExampleConfig, TaskBatch
+from bertsmith.data.inference import in_background, windows
+from bertsmith.data.progress import Watch
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -41,8 +43,6 @@ AnswerData = Mapping[str, Any]
 """An answer as JSON-ready data; "answer" is its short form."""
 RowData = Mapping[str, Any]
 """A row of a table: cells by column."""
-Watch = Callable[[int, int], None]
-"""Progress callback, called with the number of examples done and the total."""
 
 
 @dataclass(frozen=True)
@@ -186,17 +186,20 @@ class Task(Record, ABC, Generic[Example]):
     def predict(
         self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig, watch: Watch | None = None
     ) -> Sequence[Answer]:
-        """Return a model's answers to examples."""
-        features = self.features(examples, Encoding.of(model, sequences.length))
-        done = 0
+        """Return a model's answers to examples; a thread tokenises them ahead of the model."""
+        encoding = Encoding.of(model, sequences.length)
+        parts = [examples] if self.compares_rows(examples) else list(windows(examples))
+        answers: list[Answer] = []
+        with model.evaluating():
+            tokenised = in_background(self.features(part, encoding) for part in parts)
+            for part, features in zip(parts, tokenised, strict=True):
+                counter = _Counter(watch, len(answers), len(part) / max(1, len(features)), len(examples))
+                answers += self.answers(part, features, item_outputs(model, features, sequences, counter))
+        return answers
 
-        def count(batch: TaskBatch, _: Tensor) -> None:
-            nonlocal done
-            done += len(batch.item)
-            if watch is not None:
-                watch(done, len(features))
-
-        return self.answers(examples, features, item_outputs(model, features, sequences, count))
+    def compares_rows(self, examples: Sequence[Example]) -> bool:
+        """Whether an answer depends on the other rows, so that all rows are answered together."""
+        return False
 
     def evaluate_model(
         self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig, watch: Watch | None = None
@@ -218,6 +221,18 @@ class Task(Record, ABC, Generic[Example]):
     def augment(self, examples: Sequence[Example]) -> list[Example]:
         """Return the training examples, with additional or rearranged ones if the task asks for them."""
         return list(examples)
+
+
+class _Counter:
+    """Report the number of examples after each batch; an example may have several items."""
+
+    def __init__(self, watch: Watch | None, before: int, per_item: float, total: int) -> None:
+        self.watch, self.done, self.per_item, self.total = watch, float(before), per_item, total
+
+    def __call__(self, batch: TaskBatch, outputs: Tensor) -> None:
+        self.done += self.per_item * len(batch.item)
+        if self.watch is not None:
+            self.watch(round(self.done), self.total)
 
 
 def is_blank(value: Any) -> bool:

@@ -214,8 +214,12 @@ class TextEmbedding(Task[EmbeddingExample]):
     def answers(
         self, examples: Sequence[EmbeddingExample], features: Features, outputs: Sequence[np.ndarray]
     ) -> Sequence[Answer]:
+        return embedding_answers(examples, outputs, all_alike=self.compares_rows(examples))
+
+    def compares_rows(self, examples: Sequence[EmbeddingExample]) -> bool:
+        """Whether the second texts of pairs are ranked: all rows are positives."""
         has_values = any(not math.isnan(example.value) for example in examples)
-        return embedding_answers(examples, outputs, all_alike=self.label is None and not has_values)
+        return self.label is None and not has_values and all(len(example.texts) > 1 for example in examples)
 
     def evaluate(self, examples: Sequence[EmbeddingExample], answers: Sequence[AnswerData]) -> Evaluation:
         if len(examples[0].texts) == 1:

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from bertsmith.answers.chart import span_tables
-from bertsmith.answers.sequences import Features
-from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
+from bertsmith.answers.sequences import Features, length_batches
+from bertsmith.data.examples import ExampleConfig, ExampleReader, TaskBatch
+from bertsmith.data.inference import finish_copies, to_device, to_host, token_budget
 from bertsmith.engines.base import Runner
 
-EVALUATION_TOKENS = 8192
-"""Maximum number of tokens per batch in evaluation and prediction."""
 WatchBatch = Callable[[TaskBatch, Tensor], None]
 """Callback, called with each batch and its outputs."""
 
@@ -21,20 +20,27 @@ WatchBatch = Callable[[TaskBatch, Tensor], None]
 def item_outputs(
     model: Runner, features: Features, sequences: ExampleConfig, watch: WatchBatch | None = None
 ) -> list[np.ndarray]:
-    """Return the outputs of every item, as a task's `answers` reads them; `watch` is called with each batch."""
-    results: list[np.ndarray] = [np.empty(0)] * len(features)
+    """Return the outputs of every item, as a task's `answers` reads them; `watch` is called with each batch.
+
+    On a GPU the loop does not wait for any batch: the outputs are copied while the next batches are computed.
+    """
     reader = ExampleReader(features, sequences, model.require_tokenizer().pad)
+    batches = list(length_batches(features.lengths, token_budget(model.device)))
+    copies: list[Tensor] = []
     with model.evaluating():
-        for plan in EvaluationPlan(features, EVALUATION_TOKENS).one_epoch():
-            batch = reader[plan].batch
-            assert isinstance(batch, TaskBatch)
-            batch = batch.to(model.device)
-            sizes = torch.from_numpy(_sequence_counts(features, batch.item.cpu().numpy())).to(model.device)
+        for items in batches:
+            batch = to_device(reader.batch(items), model.device)
+            sizes = torch.from_numpy(_sequence_counts(features, items)) if model.has_early_exits else None
+            sizes = None if sizes is None else to_device(sizes, model.device)
             outputs = model.outputs(batch.tokens, batch.layout, batch.types, sizes=sizes)
             if watch is not None:
                 watch(batch, outputs)
-            for item, values in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
-                results[item] = values
+            copies.append(to_host(outputs.float()))
+    finish_copies(model.device)
+    results: list[np.ndarray] = [np.empty(0)] * len(features)
+    for items, outputs in zip(batches, copies, strict=True):
+        for item, values in zip(items.tolist(), _split(model, features, items, outputs.numpy()), strict=True):
+            results[item] = values
     weights = model.span_weights
     return results if weights is None else span_tables(features, results, weights)
 
@@ -45,15 +51,14 @@ def _sequence_counts(features: Features, items: np.ndarray) -> np.ndarray:
     return counts
 
 
-def _split(model: Runner, features: Features, batch: TaskBatch, outputs: Tensor) -> Sequence[np.ndarray]:
+def _split(model: Runner, features: Features, items: np.ndarray, values: np.ndarray) -> Sequence[np.ndarray]:
     """Split the outputs of a batch by item.
 
     Shape: (outputs,) each, (sequences, outputs) where an item has several, (tokens, outputs) from a head for tokens.
     """
-    values, items = outputs.float().cpu().numpy(), batch.item.cpu().numpy()
     if model.is_for_tokens:
-        lengths = batch.layout.lengths().tolist()
-        if batch.layout.is_packed:
+        lengths = features.lengths[items].tolist()  # every item is one sequence
+        if values.ndim == 2:  # packed
             return np.split(values, np.cumsum(lengths)[:-1])
         return [row[:length] for row, length in zip(values, lengths, strict=True)]
     arrays = np.split(values, np.cumsum(_sequence_counts(features, items))[:-1])

@@ -33,6 +33,7 @@ from bertsmith.answers.trees import (
     write_tree,
 )
 from bertsmith.data.examples import ExampleConfig
+from bertsmith.data.progress import Watch
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -42,7 +43,7 @@ from bertsmith.models.heads.chart import ChartConfig
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.chart import Chart
 from bertsmith.objectives.supervised import Supervised
-from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Watch
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.tasks.metrics.brackets import METRICS, BracketErrors, SentenceScore, evaluate_trees, score_tree
 from bertsmith.tasks.translation import BATCH_SIZE, PairTask

@@ -4,19 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bertsmith.answers.sequences import Answer
+from bertsmith.answers.sequences import Answer, length_batches
 from bertsmith.bundled import model_folder, namesake_hint
 from bertsmith.checkpoint.files import read_json, write_json
-from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
+from bertsmith.data.examples import ExampleConfig, ExampleReader
+from bertsmith.data.inference import InferencePrecision, inference_autocast, is_half
 from bertsmith.data.loader import SpecialTokens
 from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.data.progress import Watch
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Inputs, Runner, Sample
 from bertsmith.errors import InputError
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.base import Encoding, Evaluation, Watch
+from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.translation import Translation, pair_config, require_decoder
 from bertsmith.text.rows import Table, table_of
 
@@ -33,16 +35,21 @@ class TaskRecord(Record):
 class Predictor:
     """A fine-tuned model with its task: texts in, answers out."""
 
-    def __init__(self, model: Runner, record: TaskRecord) -> None:
+    def __init__(self, model: Runner, record: TaskRecord, *, precision: InferencePrecision = "auto") -> None:
         self.model, self.record, self.task = model, record, record.task
+        self.precision: InferencePrecision = precision
+        is_half(model.device, precision)  # raises InputError for an unknown precision
         self.watch: Watch | None = None
         self.encoding = Encoding.of(model, record.sequences.length)
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
-        """Load a fine-tuned model, or an artefact exported from one."""
+    def load(cls, folder: str | Path, *, device: str = "cpu", precision: InferencePrecision = "auto") -> Self:
+        """Load a fine-tuned model, or an artefact exported from one.
+
+        `precision` is that of matrix products: "auto" is bfloat16 on a GPU and float32 on a CPU.
+        """
         record = read_task_record(folder)
-        return cls(open_runner(model_folder(folder), device=device), record)
+        return cls(open_runner(model_folder(folder), device=device), record, precision=precision)
 
     @property
     def mean_layers(self) -> float | None:
@@ -68,12 +75,17 @@ class Predictor:
 
     def evaluate(self, table: Table) -> tuple[Evaluation, Sequence[Answer]]:
         """Evaluate the model on the rows of a table; return its answers as well."""
-        examples = self.task.examples(table)
-        return self.task.evaluate_model(self.model, examples, self.record.sequences, self.watch)
+        return self.evaluate_examples(self.task.examples(table))
+
+    def evaluate_examples(self, examples: Sequence[Any]) -> tuple[Evaluation, Sequence[Answer]]:
+        """Evaluate the model on examples of the task; return its answers as well."""
+        with inference_autocast(self.model.device, self.precision):
+            return self.task.evaluate_model(self.model, examples, self.record.sequences, self.watch)
 
     def answers(self, examples: Sequence[Any]) -> Sequence[Answer]:
         """Return the answers to examples of the task."""
-        return self.task.predict(self.model, examples, self.record.sequences, self.watch)
+        with inference_autocast(self.model.device, self.precision):
+            return self.task.predict(self.model, examples, self.record.sequences, self.watch)
 
 
 def write_task_record(record: TaskRecord, folder: Path) -> None:
@@ -107,9 +119,8 @@ def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int 
     features = record.task.features(examples, Encoding.of(model, record.sequences.length))
     reader = ExampleReader(features, record.sequences, model.require_tokenizer().pad)
     samples: list[Sample] = []
-    for plan in EvaluationPlan(features, _SAMPLE_TOKENS).one_epoch():
-        batch = reader[plan].batch
-        assert isinstance(batch, TaskBatch)
+    for items in length_batches(features.lengths, _SAMPLE_TOKENS):
+        batch = reader.batch(items)
         tokens, layout = batch.layout.pad(batch.tokens)
         types = None if batch.types is None else batch.layout.pad(batch.types)[0]
         samples.append(Inputs(tokens, layout, types))

@@ -15,6 +15,7 @@ from bertsmith.answers.texts import TextExample, read_texts
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.data.loader import SpecialTokens
 from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.data.progress import Watch
 from bertsmith.engines.base import Runner
 from bertsmith.engines.exit_runner import AdaptiveTranslator
 from bertsmith.errors import InputError, nearest
@@ -24,7 +25,7 @@ from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.objectives.translation import TranslationConfig
-from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, Example, RowData, Task, Watch, is_blank
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, Example, RowData, Task, is_blank
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table

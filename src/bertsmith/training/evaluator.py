@@ -21,15 +21,16 @@ class MeanLoss:
 
     def __init__(self, objective: Supervised) -> None:
         self.objective = objective
-        self.loss = self.count = 0.0
+        self.loss: Tensor | float = 0.0  # a tensor on a GPU, which is read once at the end
+        self.count: Tensor | float = 0.0
 
     def __call__(self, batch: TaskBatch, outputs: Tensor) -> None:
-        self.loss += float(self.objective.sums(outputs, batch).loss)
-        self.count += float(self.objective.count(batch))
+        self.loss = self.loss + self.objective.sums(outputs, batch).loss.double()
+        self.count = self.count + self.objective.count(batch)
 
     @property
     def value(self) -> float:
-        return self.loss / max(1.0, self.count)
+        return float(self.loss) / max(1.0, float(self.count))
 
 
 class Evaluator:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from accelerate import PartialState
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.store import load
+from bertsmith.data.progress import Watch, progress_bar
 from bertsmith.data.random import generator
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
@@ -24,7 +24,6 @@ from bertsmith.shrinking.masked_words import (
     MaskedWords,
     Passage,
     Processes,
-    Watch,
     match_case,
     passage_candidates,
 )
@@ -119,18 +118,15 @@ class Augmenter:
 
     def augment(self, train: Table, out: Path, device: str) -> Table:
         """Return the training rows plus new ones; write the new rows and their candidates to a folder in `out`."""
-        state, folder, console = PartialState(), out / AUGMENTED, Console(stderr=True)
-        columns = TextColumn("words replaced"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        is_quiet = not console.is_terminal or not state.is_main_process
-        with Progress(*columns, transient=True, console=console, disable=is_quiet) as progress:
-            bar = progress.add_task("words", total=None)
+        state, folder = PartialState(), out / AUGMENTED
+        with progress_bar("words replaced", is_shown=state.is_main_process) as watch:
             table = augment_table(
                 train,
                 self.task,
                 self.model.to(device),
                 self.config,
                 folder=folder,
-                watch=lambda done, total: progress.update(bar, completed=done, total=total),
+                watch=watch,
                 processes=Processes(state.process_index, state.num_processes, state.wait_for_everyone),
             )
         self.model.cpu()

@@ -16,9 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from bertsmith.answers.sequences import length_batches
 from bertsmith.answers.tagging import split_words
 from bertsmith.checkpoint.files import tensors_of
 from bertsmith.data.batch import packed
+from bertsmith.data.inference import InferencePrecision, inference_autocast, is_half, token_budget
+from bertsmith.data.progress import Watch
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
@@ -117,6 +120,8 @@ class AugmentationConfig(Record):
     """Words that are never replaced: common English function words, or none."""
     long_words: Literal["replace", "keep"] = "replace"
     """Whether words of several tokens are replaced (one mask for the whole word) or kept."""
+    precision: InferencePrecision = "auto"
+    """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU."""
     seed: int = Field(default=0, ge=0)
     """Seed of the replacements; separate from run.seed, so that runs with several seeds share the rows."""
 
@@ -126,7 +131,6 @@ class AugmentationConfig(Record):
 
 
 NONE = -1  # pads the row of a word with too few candidates
-_MAX_TOKENS = 8192  # per batch
 _MAX_MASKS = 256  # per batch; each has logits over the whole vocabulary
 _MAX_LENGTH = 512  # tokens of a sequence, even if the model takes more
 
@@ -181,7 +185,10 @@ class MaskedWords:
     def key(self) -> str:
         """Hash of everything besides the passages that determines the candidates."""
         config = self.config
-        digest = hashlib.sha256(f"{self.tokenizer.hash} {config.candidates} {config.long_words}".encode())
+        settings = [self.tokenizer.hash, config.candidates, config.long_words]
+        if is_half(self.model.device, config.precision):
+            settings.append("bfloat16")
+        digest = hashlib.sha256(" ".join(map(str, settings)).encode())
         digest.update(self.model.config.model_dump_json().encode())
         for name, tensor in sorted(tensors_of(self.model).items()):
             digest.update(name.encode())
@@ -198,11 +205,12 @@ class MaskedWords:
         """
         words = [passage.text[slice(*position)] for passage in passages for position in passage.positions]
         candidates = np.full((len(words), self.config.candidates), NONE, dtype=np.int32)
-        # batches of sequences of similar length are faster
-        sequences = sorted(self._masked_sequences(passages), key=lambda sequence: -len(sequence.tokens))
+        sequences = list(self._masked_sequences(passages))
         watch(len(words) - len(sequences))
-        with self.model.evaluating():
-            for batch in _batches(sequences):
+        lengths, device = np.array([len(sequence.tokens) for sequence in sequences]), self.model.device
+        with self.model.evaluating(), inference_autocast(device, self.config.precision):
+            for indices in length_batches(lengths, token_budget(device), _MAX_MASKS):
+                batch = [sequences[index] for index in indices.tolist()]
                 scores = self._scores(batch)
                 few = min(2 * self.config.candidates + 2, len(self._ids))
                 best = scores.topk(few).indices.cpu().numpy()
@@ -312,21 +320,6 @@ def _window(length: int, position: int, room: int) -> slice:
     begin = max(0, min(position - room // 2, length - room))
     return slice(begin, min(length, begin + room))
 
-
-def _batches(sequences: Sequence[MaskedSequence]) -> Iterator[Sequence[MaskedSequence]]:
-    """Yield the sequences in order, in batches."""
-    begin = tokens = 0
-    for position, sequence in enumerate(sequences):
-        if position > begin and (tokens + len(sequence.tokens) > _MAX_TOKENS or position - begin == _MAX_MASKS):
-            yield sequences[begin:position]
-            begin, tokens = position, 0
-        tokens += len(sequence.tokens)
-    if begin < len(sequences):
-        yield sequences[begin:]
-
-
-Watch = Callable[[int, int], None]
-"""Progress callback: words done, words in total."""
 
 _SHARD_SIZE = 1 << 16  # characters × words of a shard: about 30,000 tokens
 

@@ -1,15 +1,12 @@
-"""Shared steps of `evaluate` and `predict`: read the task record, load the predictor, show progress."""
+"""Shared steps of `evaluate` and `predict`: read the task record, load the predictor."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from bertsmith.answers.sequences import Answer
 from bertsmith.checkpoint.store import read_config
+from bertsmith.data.inference import InferencePrecision
 from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
 from bertsmith.errors import InputError
@@ -56,29 +53,10 @@ def _translation_record(model: Path) -> TaskRecord:
     return TaskRecord(task=Translation(), sequences=PairConfig(length=length, micro_tokens=8192))
 
 
-def open_predictor(model: Path, record: TaskRecord, device: str) -> Predictor:
+def open_predictor(model: Path, record: TaskRecord, device: str, precision: InferencePrecision) -> Predictor:
     """Load a model and return its predictor."""
     device_type(device)  # raises InputError if the device is not available
-    return Predictor(open_runner(model, device=device), record)
-
-
-@contextmanager
-def scoring_progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar; the function that is yielded sets the finished and the total number of items."""
-    columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
-
-
-@contextmanager
-def progress_bar(predictor: Predictor, name: str) -> Iterator[None]:
-    """Show a progress bar while the predictor runs."""
-    with scoring_progress(name) as watch:
-        predictor.watch = watch
-        yield
-    predictor.watch = None
+    return Predictor(open_runner(model, device=device), record, precision=precision)
 
 
 def layers_used(predictor: Predictor) -> tuple[float | None, int | None]:

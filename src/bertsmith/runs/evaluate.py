@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.bundled import model_folder
+from bertsmith.data.inference import InferencePrecision
+from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
-from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, progress_bar, read_task
+from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.residues import ResidueResult, evaluate_residues
@@ -69,6 +71,7 @@ def evaluate(
     allow_lossy: bool | None = None,
     joined: bool | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: InferencePrecision = "auto",
     force: bool = False,
 ) -> EvaluateResult | WordPerplexityResult | ResidueResult:
     """Score a fine-tuned model on one split of a data set, or a language model on text with --metric.
@@ -125,6 +128,9 @@ def evaluate(
         Residues: join the proteins and cut them into windows of --length tokens; otherwise each is cropped to --length.
     device
         Device to run on; "auto" uses a GPU if one is available.
+    precision
+        Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU. Not with
+        --metric, which uses float32.
     force
         Replace the contents of --out.
     """
@@ -144,6 +150,7 @@ def evaluate(
         "count": count,
         "allow_lossy": allow_lossy,
         "joined": joined,
+        "precision": None if precision == "auto" else precision,
     }
     given = {name: value for name, value in options.items() if value is not None}
     _check_flags(metric, given)
@@ -163,11 +170,9 @@ def evaluate(
     table = task_splits(data, file_is=split).read(split)
     task = record.task.resolve(table) if isinstance(record.task, Translation) else record.task
     examples = task.examples(table)  # bad rows raise before the model is loaded
-    predictor = open_predictor(model, record.changed(task=task), device)
-    with progress_bar(predictor, "evaluate"):
-        evaluation, answers = predictor.task.evaluate_model(
-            predictor.model, examples, record.sequences, predictor.watch
-        )
+    predictor = open_predictor(model, record.changed(task=task), device, precision)
+    with progress_bar("evaluate") as predictor.watch:
+        evaluation, answers = predictor.evaluate_examples(examples)
     claim(out, force, model, existing_path(data))
     write_answers(out / "predictions.jsonl", name_rows(table, answers))
     task = task.changed(name=name_in_split(task.name, split))

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).write_text(content, encoding="utf-8")
 
 
-def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+def write_answers(path: Path, answers: Iterable[Mapping[str, Any]], *, append: bool = False) -> None:
     """Write predictions as JSON lines."""
-    with path.open("w", encoding="utf-8") as file:
-        for answer in answers:
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    with path.open("a" if append else "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)

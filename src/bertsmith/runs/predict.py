@@ -1,21 +1,28 @@
 """`bertsmith predict`: run a fine-tuned model on new inputs."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder
+from bertsmith.data.inference import InferencePrecision, in_background
+from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
-from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, progress_bar, read_task
+from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
-from bertsmith.text.readers import COMPRESSIONS, read_lines
+from bertsmith.text.readers import COMPRESSIONS, text_lines
 from bertsmith.text.rows import Table, table_of
+
+WINDOW_ROWS = 1 << 13
+"""Rows that are read, answered and written at a time; the vectors of so many texts take some hundred megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +51,12 @@ def predict(
     length_penalty: float | None = None,
     extra_length: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: InferencePrecision = "auto",
     force: bool = False,
 ) -> PredictResult:
     """Predict with a fine-tuned model, for the rows of a file or for texts on the command line.
+
+    Files of any size are read and answered some thousand rows at a time.
 
     Parameters
     ----------
@@ -74,6 +84,8 @@ def predict(
         Translation: maximum output tokens beyond the length of the source.
     device
         Device to run on; "auto" uses a GPU if one is available.
+    precision
+        Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU.
     force
         Replace the contents of --out.
     """
@@ -84,35 +96,95 @@ def predict(
     check_out(out, force, model, existing_path(data))
     record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
     task = record.task
-    table = _pair_table(task, texts, pairs) if data is None else _data_table(task, data, split)
-    examples = task.examples(table, has_targets=False)
-    predictor = open_predictor(model, record, device)
+
+    def tables() -> Iterator[Table]:
+        return iter([_pair_table(task, texts, pairs)]) if data is None else _data_tables(task, data, split)
+
+    rows, is_joint = _check_rows(task, tables())  # bad rows raise before the model is loaded
+    predictor = open_predictor(model, record, device, precision)
     start = time.perf_counter()
-    with progress_bar(predictor, "predict"):
-        answers = predictor.answers(examples)
+    predictions: list[Any] = []
+    writer = PredictionWriter(out, task.changed(name=name_in_split(task.name, split)))
+    with progress_bar("predict") as watch, predictor.model.evaluating():
+        done = 0
+        for table in [_joined(tables())] if is_joint else in_background(tables()):
+            predictor.watch = lambda count, _, before=done: watch(before + count, rows)  # type: ignore[misc]
+            examples = task.examples(table, has_targets=False)
+            answers = predictor.answers(examples)
+            if not done:
+                claim(out, force, model, existing_path(data))
+            writer.add(table, examples, answers)
+            predictions += [answer["answer"] for answer in answers] if data is None else []
+            done += len(table)
+    writer.finish()
     seconds = time.perf_counter() - start
-    claim(out, force, model, existing_path(data))
-    write_answers(out / "predictions.jsonl", name_rows(table, answers))
-    lines = [one_line(answer["answer"]) for answer in answers]
-    if None not in lines:
-        (out / "predictions.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    task = task.changed(name=name_in_split(task.name, split))
-    write_files(out / "official", task.files(examples, answers))
     mean_layers, layers = layers_used(predictor)
     result = PredictResult(
-        inputs=len(table),
+        inputs=rows,
         seconds=round(seconds, 3),
         model=str(model),
         mean_layers=mean_layers,
         layers=layers,
-        predictions=[answer["answer"] for answer in answers] if data is None else None,
+        predictions=predictions if data is None else None,
     )
     write_result(out, result.to_json())
     for prediction in result.predictions or ():
         print_plain(format_answer(prediction))
-    inputs = "1 input" if len(table) == 1 else f"{len(table):,} inputs"
+    inputs = "1 input" if rows == 1 else f"{rows:,} inputs"
     print_plain(f"{inputs} in {seconds:.1f} s; written to {out}: predictions.jsonl")
     return result
+
+
+class PredictionWriter:
+    """Write the predictions of a run to its folder, window by window.
+
+    predictions.txt is removed at the first answer that does not fit on one line. Files for official scorers are made
+    of all answers, so only tasks that have such files hold their answers in memory.
+    """
+
+    def __init__(self, out: Path, task: Task[Any]) -> None:
+        self.out, self.task = out, task
+        self.lines: Path | None = out / "predictions.txt"
+        self.has_files: bool | None = None
+        self.examples: list[Any] = []
+        self.answers: list[Answer] = []
+
+    def add(self, table: Table, examples: Sequence[Any], answers: Sequence[Answer]) -> None:
+        """Append the answers to the rows of a table."""
+        write_answers(self.out / "predictions.jsonl", name_rows(table, answers), append=True)
+        lines = [one_line(answer["answer"]) for answer in answers]
+        if self.lines is not None and None in lines:
+            self.lines.unlink(missing_ok=True)
+            self.lines = None
+        if self.lines is not None:
+            with self.lines.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        if self.has_files is None:
+            self.has_files = bool(self.task.files(examples, answers))
+        if self.has_files:
+            self.examples += examples
+            self.answers += answers
+
+    def finish(self) -> None:
+        """Write the files for official scorers."""
+        if self.has_files:
+            write_files(self.out / "official", self.task.files(self.examples, self.answers))
+
+
+def _check_rows(task: Task[Any], tables: Iterator[Table]) -> tuple[int, bool]:
+    """Read all rows once; return their number and whether they must be answered together. Bad rows raise InputError."""
+    rows, is_joint = 0, True
+    for table in tables:
+        is_joint = task.compares_rows(task.examples(table, has_targets=False)) and is_joint
+        rows += len(table)
+    return rows, is_joint
+
+
+def _joined(tables: Iterator[Table]) -> Table:
+    """Return all rows as one table."""
+    parts = list(tables)
+    rows, numbers = ([one for part in parts for one in getattr(part, name)] for name in ("rows", "numbers"))
+    return replace(parts[0], rows=rows, numbers=numbers)
 
 
 def _pair_table(task: Task[Any], texts: Sequence[str], pairs: Sequence[str]) -> Table:
@@ -132,20 +204,23 @@ def _pair_table(task: Task[Any], texts: Sequence[str], pairs: Sequence[str]) -> 
     return table_of([task.row(pair) for pair in zip(texts, pairs, strict=True)], "--text")
 
 
-def _data_table(task: Task[Any], data: str, split: str) -> Table:
-    """Read the rows of a file or a split, or the lines of a .txt file."""
+def _data_tables(task: Task[Any], data: str, split: str) -> Iterator[Table]:
+    """Yield the rows of a file or a split, or the lines of a .txt file, in tables of WINDOW_ROWS rows."""
     if not data.lower().endswith(tuple(f".txt{compression}" for compression in COMPRESSIONS)):
-        return task_splits(data, file_is=split).read(split)
+        yield from task_splits(data, file_is=split).windows(split, WINDOW_ROWS)
+        return
     if not task.takes_one_text:
         columns = ", ".join(task.input_columns)
         raise InputError(
             f"--data {data!r} has one text per line, but this task reads {columns}; give a .tsv, .csv or .jsonl file "
             "with these columns"
         )
-    lines = read_lines(Path(data))
-    if not lines:
+    lines, is_empty = text_lines(Path(data)), True
+    while window := list(islice(lines, WINDOW_ROWS)):
+        is_empty = False
+        yield Table(f"file {data!r}", [task.row(line) for _, line in window], [number for number, _ in window])
+    if is_empty:
         raise InputError(f"file {data!r} has no lines")
-    return Table(f"file {data!r}", [task.row(line) for line in lines], range(1, len(lines) + 1))
 
 
 def one_line(answer: Any) -> str | None:

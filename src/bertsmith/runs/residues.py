@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from bertsmith.runs.answer import scoring_progress
+from bertsmith.data.progress import progress_bar
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.runs.text_run import TextRun, split_name, window_length
 from bertsmith.training.residues import PositionScores, predict_residues
@@ -50,7 +50,7 @@ def evaluate_residues(
     tokenizer = model.require_tokenizer()
     rows = [np.array(row, dtype=np.int64) for row in tokenizer.encode_plain(proteins)]
     length = window_length(model, length, DEFAULT_LENGTH)
-    with scoring_progress("evaluate") as watch:
+    with progress_bar("evaluate") as watch:
         found = predict_residues(model, rows, length=length, joined=joined, watch=watch)
     scores, rest = found.scores, found.scores_without_first
     result = ResidueResult(

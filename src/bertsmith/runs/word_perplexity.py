@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.runs.answer import scoring_progress
 from bertsmith.runs.folder import RECIPE
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.runs.text_run import TextRun, split_name, window_length
@@ -89,7 +89,7 @@ def evaluate_word_perplexity(
     stride = max(1, length // 2) if stride is None else stride
     rows, is_lossless = encode_texts(tokenizer, texts, allow_lossy=allow_lossy)
     unknown = [tokenizer.vocabulary[name] for name in ROLES["unknown"] if name in tokenizer.vocabulary]
-    with scoring_progress("evaluate") as watch:
+    with progress_bar("evaluate") as watch:
         values = token_log_probabilities(model, rows, start=tokenizer.start, length=length, stride=stride, watch=watch)
     found = measure(values, originals, line_ends=sum(text.count("\n") for text in texts))
     result = WordPerplexityResult(

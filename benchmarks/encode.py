@@ -1,11 +1,14 @@
 """Texts per second of `model.encode` and of sentence-transformers with the same weights, in one run.
 
     python benchmarks/encode.py FOLDER --texts FILE              # a folder of sentence-transformers, a .jsonl(.xz) file
-    python benchmarks/encode.py FOLDER --texts FILE --count 1500 --batch-sizes 32 256 --threads 2
+    python benchmarks/encode.py FOLDER --texts FILE --count 1500 --batch-sizes default 32 256 --threads 2
+    python benchmarks/encode.py FOLDER --texts FILE --device cuda --count 20000 --precisions float32 bfloat16
 
 Each round runs both sides once, so that other load affects both alike. The table has the medians, and the median over
-rounds of the ratio (above 1: ours is faster). Both sides truncate to the same length and return the mean of the final
-hidden states, normalised; the last column is the largest difference between the vectors.
+rounds of the ratio (above 1: ours is faster) of wall-clock time and, on a CPU, of the processor time of all threads,
+which other load disturbs less. "default" leaves batch size and precision to each side; with a precision, the peer's
+weights have it as well. Both sides truncate to the same length and return the mean of the final hidden states,
+normalised; the last column is the largest difference between the vectors.
 """
 
 import argparse
@@ -19,37 +22,73 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import bertsmith
+from bertsmith.models.model import Model
 from bertsmith.text.readers import first_texts
+
+DEFAULT = "default"
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     texts = first_texts(options.texts, options.count, options.column)
-    model, peer = bertsmith.load(options.folder).eval(), SentenceTransformer(options.folder, device="cpu")
+    model = bertsmith.load(options.folder, device=options.device).eval()
+    where = f"{options.threads} threads" if options.device == "cpu" else torch.cuda.get_device_name()
+    print(f"{len(texts):,} texts, {where}, median of {options.rounds} rounds")
+    print(
+        "| batch size | precision | ours, texts/s | sentence-transformers, texts/s | ratio | ratio of processor time "
+        "| largest difference |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for precision in options.precisions:
+        peer = _peer(options, model, precision)
+        for batch_size in options.batch_sizes:
+            print(_row(texts, model, peer, batch_size, precision, options), flush=True)
+
+
+def _peer(options: argparse.Namespace, model: Model, precision: str) -> SentenceTransformer:
+    settings = {} if precision == DEFAULT else {"dtype": getattr(torch, precision)}
+    peer = SentenceTransformer(options.folder, device=options.device, model_kwargs=settings)
     peer.max_seq_length = model.config.encoder.embedding.max_length
-    print(f"{len(texts):,} texts, {options.threads} threads, median of {options.rounds} rounds")
-    print("| batch size | ours, texts/s | sentence-transformers, texts/s | ratio | largest difference |")
-    print("|---|---|---|---|---|")
-    for batch_size in options.batch_sizes:
-
-        def ours(batch_size: int = batch_size) -> Tensor:
-            return torch.nn.functional.normalize(model.encode(texts, batch_size=batch_size), dim=-1)
-
-        def theirs(batch_size: int = batch_size) -> Tensor:
-            return peer.encode(texts, batch_size=batch_size, convert_to_tensor=True, normalize_embeddings=True)
-
-        rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(options.rounds)]
-        own, other = (len(texts) / statistics.median(times) for times in zip(*rounds, strict=True))
-        ratio = statistics.median(other_time / own_time for own_time, other_time in rounds)
-        difference = (ours() - theirs()).abs().max().item()
-        print(f"| {batch_size} | {own:.0f} | {other:.0f} | {ratio:.2f} | {difference:.0e} |", flush=True)
+    return peer
 
 
-def _seconds(function: Callable[[], Tensor]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
+def _row(
+    texts: list[str],
+    model: Model,
+    peer: SentenceTransformer,
+    batch_size: str,
+    precision: str,
+    options: argparse.Namespace,
+) -> str:
+    """Measure both sides in turns and return a row of the table."""
+    rows = {} if batch_size == DEFAULT else {"batch_size": int(batch_size)}
+    own_precision = {} if precision == DEFAULT else {"precision": precision}
+
+    def ours() -> Tensor:
+        return torch.nn.functional.normalize(model.encode(texts, **rows, **own_precision), dim=-1)
+
+    def theirs() -> Tensor:
+        return peer.encode(texts, **rows, convert_to_tensor=True, normalize_embeddings=True).float()
+
+    difference = (ours() - theirs()).abs().max().item()  # also warms up
+    rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(options.rounds)]
+    own, other = (len(texts) / statistics.median(wall for wall, _ in times) for times in zip(*rounds, strict=True))
+    ratio, processor = (
+        statistics.median(other_times[kind] / own_times[kind] for own_times, other_times in rounds) for kind in (0, 1)
+    )
+    by_processor = f"{processor:.2f}" if options.device == "cpu" else "–"
+    cells = [batch_size, precision, f"{own:.0f}", f"{other:.0f}", f"{ratio:.2f}", by_processor, f"{difference:.0e}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _seconds(function: Callable[[], Tensor]) -> tuple[float, float]:
+    """Return the wall-clock and the processor seconds of a call."""
+    start, processor_start = time.perf_counter(), time.process_time()
+    vectors = function()
+    if vectors.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, time.process_time() - processor_start
 
 
 def _options() -> argparse.Namespace:
@@ -58,7 +97,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=Path, required=True, help=".jsonl or .jsonl.xz file")
     parser.add_argument("--column", default="sentence", help="column of the texts")
     parser.add_argument("--count", type=int, default=1500, help="number of texts")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--batch-sizes", nargs="+", default=[DEFAULT, "32", "256"], help="numbers, or default")
+    parser.add_argument("--precisions", nargs="+", default=[DEFAULT], choices=(DEFAULT, "float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()

@@ -1,11 +1,15 @@
-"""CPU inference of our encoders and of `transformers`, with every engine, in float32 and int8.
+"""Our encoders and those of `transformers` on a CPU: inference with every engine in float32 and int8, and training.
 
     python benchmarks/encoder_cpu.py                                   # base size, two threads: about ten minutes
     python benchmarks/encoder_cpu.py --layers 2 --families deberta-v3  # quick
+    python benchmarks/encoder_cpu.py --families bundled,bert --width 256 --heads 4 --lengths 16,128   # bundled model
+    python benchmarks/encoder_cpu.py --families bundled,bert --width 256 --heads 4 --lengths 128 --training
 
-Both sides have the same architecture with random weights; batches have no padding. Every round runs every candidate
-once, so that noise affects all alike; the minimum over rounds is reported. The ONNX graphs of transformers are written
-by `torch.onnx.export` and run by the same ONNX Runtime; for int8 they are quantised with `quantize_dynamic`. A ratio is
+Both sides have the same architecture with random weights; batches have no padding. "bundled" is the shape of the
+bundled model (pre-norm DeBERTa, token vectors of half the width), compared with the DeBERTa-v3 of transformers.
+--training times forward and backward pass, with dropout if --dropout is given. Every round runs every candidate once,
+so that noise affects all alike; the minimum over rounds is reported. The ONNX graphs of transformers are written by
+`torch.onnx.export` and run by the same ONNX Runtime; for int8 they are quantised with `quantize_dynamic`. A ratio is
 the best time of transformers divided by ours: above 1, ours is faster.
 """
 
@@ -44,7 +48,8 @@ OURS: dict[str, str] = {
 }
 """Candidates and their precisions."""
 PLAIN = ("torch padded", "torch packed")
-VOCABULARY, WIDTH, HEADS = 30522, 768, 12
+VOCABULARY = 30522
+BUNDLED = "bundled"
 _PAUSE = 0.05  # seconds until the threads of the previous candidate stop spinning
 
 
@@ -65,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows: list[dict] = []
     for family in options.families:
-        with TemporaryDirectory() as folder, torch.inference_mode():
+        with TemporaryDirectory() as folder, torch.inference_mode(not options.training):
             candidates, notices = _candidates(family, Path(folder), options)
             for notice in notices:
                 print(f"{family}: {notice}", flush=True)
@@ -86,7 +91,7 @@ def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple
     with torch.inference_mode(False):
         config = _config(family, options)
         candidates, notices = _theirs(config, family, folder, options)
-        model = build(config, seed=0).eval()
+        model = build(config, seed=0).train(options.training)
         candidates["torch padded"] = lambda ids: model.encoder(ids, SequenceLayout.full(*ids.shape))
         candidates["torch packed"] = lambda ids: model.encoder(ids.flatten(), _packed(*ids.shape))
         for name, engine, precision in (
@@ -95,7 +100,7 @@ def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple
             ("ORT int8", "onnxruntime", INT8),
         ):
             artefact = folder / name.replace(" ", "-")
-            if not any(word in name for word in options.only):
+            if options.training or not any(word in name for word in options.only):
                 continue
             try:
                 candidates[name] = _ours(model, artefact, engine, precision, options.threads)
@@ -105,17 +110,18 @@ def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple
 
 
 def _config(family: str, options: argparse.Namespace) -> ModelConfig:
-    """Return the config of a family in base size, without heads and dropout."""
-    name = f"{family}-base"
-    sizes = {"width": WIDTH, "layers": options.layers, "heads": HEADS, "dropout": 0.0, "max_length": 512}
-    sizes |= {"vocabulary": VOCABULARY, "embedding_width": WIDTH}
+    """Return the config of a family in the requested size, without heads."""
+    name = "disentangled-small" if family == BUNDLED else f"{family}-base"
+    sizes = {"width": options.width, "layers": options.layers, "heads": options.heads, "max_length": 512}
+    sizes |= {"vocabulary": VOCABULARY, "embedding_width": options.width // 2 if family == BUNDLED else options.width}
+    sizes["dropout"] = options.dropout if options.training else 0.0
     return preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)}).changed(heads=())
 
 
 def _theirs(
     config: ModelConfig, family: str, folder: Path, options: argparse.Namespace
 ) -> tuple[dict[str, Run], list[str]]:
-    """Return the same network in transformers, or its BERT of that size if it has none (Performer)."""
+    """Return the same network in transformers; its DeBERTa for the bundled model, its BERT for Performer."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoConfig, AutoModel
@@ -123,9 +129,11 @@ def _theirs(
     notices = []
     adapters = {adapter.family: adapter for adapter in ADAPTERS.values()}
     if config.family not in adapters:
-        notices.append("transformers has no such model; compared with its BERT of that size")
-        config = _config("bert", options)
-    model = AutoModel.from_config(AutoConfig.for_model(**adapters[config.family].write_config(config))).eval()
+        nearest = "deberta-v3" if family == BUNDLED else "bert"
+        notices.append(f"transformers has no such model; compared with its {nearest} of that size")
+        config = _config(nearest, options)
+    model = AutoModel.from_config(AutoConfig.for_model(**adapters[config.family].write_config(config)))
+    model.train(options.training)
     peer = Peer(model)
     candidates: dict[str, Run] = {"transformers eager": lambda ids: peer(ids)}
     graph, small = folder / "theirs.onnx", folder / "theirs-int8.onnx"
@@ -137,7 +145,8 @@ def _theirs(
         return lambda ids: session.run(None, {"input_ids": ids.numpy()})
 
     free = {0: torch.export.Dim("batch", max=2**15), 1: torch.export.Dim("length", max=512)}
-    if not any("transformers ORT" in name and word in name for name in THEIRS for word in options.only):
+    is_wanted = any("transformers ORT" in name and word in name for name in THEIRS for word in options.only)
+    if options.training or not is_wanted:
         return candidates, notices
     try:
         with torch.no_grad(), quiet():
@@ -194,7 +203,10 @@ def _measure(candidates: dict[str, Run], batch: int, length: int, options: argpa
         for name, run in candidates.items():
             time.sleep(_PAUSE)
             begin = time.perf_counter()
-            run(ids)
+            hidden = run(ids)
+            if options.training:
+                assert isinstance(hidden, Tensor)
+                hidden.square().mean().backward()
             best[name] = min(best[name], 1e3 * (time.perf_counter() - begin))
         if number >= 1 and time.perf_counter() > stop:
             break
@@ -203,7 +215,9 @@ def _measure(candidates: dict[str, Run], batch: int, length: int, options: argpa
 
 def _print_tables(rows: list[dict], options: argparse.Namespace) -> None:
     names = [name for name in (*THEIRS, *OURS) if any(name in row["ms"] for row in rows)]
-    print(f"\n{options.layers} layers of width {WIDTH}, {options.threads} threads, torch {torch.__version__}; ms")
+    what = "forward and backward" if options.training else "forward"
+    sizes = f"{options.layers} layers of width {options.width}, {options.threads} threads"
+    print(f"\n{sizes}, torch {torch.__version__}; {what}, ms")
     print(f"| family | batch x length | {' | '.join(names)} |")
     print("|---" * (2 + len(names)) + "|")
     for row in rows:
@@ -241,6 +255,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lengths", default=[128, 512], type=numbers)
     parser.add_argument("--batches", default=[1, 8], type=numbers)
     parser.add_argument("--layers", default=12, type=int)
+    parser.add_argument("--width", default=768, type=int)
+    parser.add_argument("--heads", default=12, type=int)
+    parser.add_argument("--training", action="store_true", help="forward and backward pass, PyTorch only")
+    parser.add_argument("--dropout", default=0.0, type=float, help="with --training")
     parser.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
     parser.add_argument("--rounds", default=10, type=int)
     parser.add_argument("--seconds", default=8.0, type=float, help="seconds per shape, after at least two rounds")

@@ -237,13 +237,17 @@ class SequenceLayout:
         return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
 
     def means(self, hidden: Tensor) -> Tensor:
-        """Return the mean hidden state of each sequence: (batch, width), 0 for empty sequences."""
+        """Return the mean hidden state of each sequence: (batch, width), 0 for empty sequences.
+
+        Sums are at least in float32: those of long sequences lose too much precision in bfloat16.
+        """
         lengths = self.lengths(hidden.device).clamp(min=1)[:, None]
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
         if self.starts is None:
             masked = hidden if self.is_token is None else torch.where(self.is_token[..., None], hidden, 0)
-            return masked.sum(1) / lengths
-        sums = hidden.new_zeros(self.batch, hidden.shape[-1])
-        return sums.index_add(0, self.sequence_index(hidden), hidden) / lengths
+            return (masked.sum(1, dtype=dtype) / lengths).to(hidden.dtype)
+        sums = hidden.new_zeros(self.batch, hidden.shape[-1], dtype=dtype)
+        return (sums.index_add(0, self.sequence_index(hidden), hidden.to(dtype)) / lengths).to(hidden.dtype)
 
     def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
         """Return packed tensors (tokens, …) as zero-padded rows (batch, max_length, …), and their layout."""

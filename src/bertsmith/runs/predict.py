@@ -108,7 +108,7 @@ def predict(
     with progress_bar("predict") as watch, predictor.model.evaluating():
         done = 0
         for table in [_joined(tables())] if is_joint else in_background(tables()):
-            predictor.watch = lambda count, _, before=done: watch(before + count, rows)  # type: ignore[misc]
+            predictor.watch = lambda count, _, before=done: watch(before + count, rows)
             examples = task.examples(table, has_targets=False)
             answers = predictor.answers(examples)
             if not done:

@@ -1,6 +1,7 @@
 """evaluate and predict with a fine-tuned model: input formats, output files, invalid input."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bertsmith.runs.predict import one_line
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import file_windows
 
 
 def fine_tuned(folder: Path, **task: Any) -> Path:
@@ -46,6 +48,70 @@ def predictions(out: Path) -> list[dict[str, Any]]:
 
 
 TEXTS = ["good words", "", "bad bad, awful"]
+
+
+def test_windows_of_a_file_give_the_same_files(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "many.csv"
+    data.write_text("id,text\n" + "".join(f"r{row},{TEXTS[row % 2]} {'fine ' * row}\n" for row in range(11)))
+    bertsmith.predict(single, data=str(data), out=tmp_path / "whole", device="cpu")
+    monkeypatch.setattr("bertsmith.runs.predict.WINDOW_ROWS", 3)
+    result = bertsmith.predict(single, data=str(data), out=tmp_path / "windows", device="cpu")
+    assert result["inputs"] == 11
+    whole, windows = predictions(tmp_path / "whole"), predictions(tmp_path / "windows")
+    assert [row["id"] for row in windows] == [f"r{row}" for row in range(11)]
+    assert [row["answer"] for row in windows] == [row["answer"] for row in whole]
+    assert [row["score"] for row in windows] == pytest.approx([row["score"] for row in whole], abs=1e-6)
+    for name in ("predictions.txt", "predictions.jsonl"):
+        assert len((tmp_path / "windows" / name).read_text().splitlines()) == 11
+
+
+def test_bad_row_of_a_later_window_changes_nothing(
+    single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertsmith.runs.predict.WINDOW_ROWS", 2)
+    data, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    data.write_text('{"text": "good"}\n' * 5)
+    bertsmith.predict(single, data=str(data), out=out, device="cpu")
+    before = predictions(out)
+    data.write_text('{"text": "good"}\n' * 4 + '{"text": 3}\n')
+    with pytest.raises(InputError, match=r"line 5: field 'text' is int; it must be a string"):
+        bertsmith.predict(single, data=str(data), out=out, device="cpu", force=True)
+    assert predictions(out) == before
+
+
+def test_windows_hold_few_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+
+    def count(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
+        nonlocal read
+        for read in range(1, 1001):
+            yield read, {"text": "good"}
+
+    (tmp_path / "rows.jsonl").touch()
+    monkeypatch.setattr("bertsmith.text.tables.table_rows", count)
+    for number, table in enumerate(file_windows(tmp_path / "rows.jsonl", 10), 1):
+        assert len(table) == 10
+        assert read == 10 * number
+    assert read == 1000
+
+
+def test_precision_is_a_setting(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["good words", "awful"]
+    scores = {}
+    for precision in ("auto", "float32", "bfloat16"):
+        out = tmp_path / precision
+        bertsmith.predict(single, text=texts, out=out, device="cpu", precision=precision)
+        scores[precision] = [row["score"] for row in predictions(out)]
+    assert scores["auto"] == scores["float32"]
+    assert scores["bfloat16"] != scores["float32"]
+    assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=1e-2)
+    with pytest.raises(InputError, match="precision is 'half'; allowed: auto, float32, bfloat16"):
+        bertsmith.predict(single, text=texts, out=tmp_path / "half", device="cpu", precision="half")
+    with pytest.raises(SystemExit):
+        main(["predict", str(single), "--text", "a", "--precision", "half", "--out", str(tmp_path / "cli")])
+    assert "--precision" in capsys.readouterr().err
+    with pytest.raises(InputError, match="--precision is given with --metric residues, which does not use it"):
+        bertsmith.evaluate(single, data=".", metric="residues", precision="bfloat16", out=tmp_path / "metric")
 
 
 @pytest.mark.parametrize("form", [".txt", ".jsonl", ".csv", ".tsv", "folder"])

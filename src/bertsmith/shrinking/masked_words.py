@@ -20,7 +20,15 @@ from bertsmith.answers.sequences import length_batches
 from bertsmith.answers.tagging import split_words
 from bertsmith.checkpoint.files import tensors_of
 from bertsmith.data.batch import packed
-from bertsmith.data.inference import InferencePrecision, inference_autocast, is_half, token_budget
+from bertsmith.data.inference import (
+    InferencePrecision,
+    finish_copies,
+    inference_autocast,
+    is_half,
+    to_device,
+    to_host,
+    token_budget,
+)
 from bertsmith.data.progress import Watch
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs, Want
@@ -200,28 +208,44 @@ class MaskedWords:
         """Return the token ids of the best replacements of every word, best first, padded with NONE.
 
         The word itself is excluded, and candidates that differ only in case count once. `watch` is called with the
-        number of words of each batch.
+        number of finished words.
         Shape: (words of all passages, candidates), int32.
         """
         words = [passage.text[slice(*position)] for passage in passages for position in passage.positions]
         candidates = np.full((len(words), self.config.candidates), NONE, dtype=np.int32)
         sequences = list(self._masked_sequences(passages))
         watch(len(words) - len(sequences))
-        lengths, device = np.array([len(sequence.tokens) for sequence in sequences]), self.model.device
-        with self.model.evaluating(), inference_autocast(device, self.config.precision):
-            for indices in length_batches(lengths, token_budget(device), _MAX_MASKS):
-                batch = [sequences[index] for index in indices.tolist()]
-                scores = self._scores(batch)
-                few = min(2 * self.config.candidates + 2, len(self._ids))
-                best = scores.topk(few).indices.cpu().numpy()
-                for row, sequence in enumerate(batch):
-                    chosen = self._distinct(sequence, words[sequence.word], best[row])
-                    if len(chosen) < self.config.candidates and few < len(self._ids):
-                        ranked = scores[row].argsort(descending=True).cpu().numpy()
-                        chosen = self._distinct(sequence, words[sequence.word], ranked)
+        count = min(2 * self.config.candidates + 2, len(self._ids))
+        with self.model.evaluating(), inference_autocast(self.model.device, self.config.precision):
+            while sequences:
+                incomplete = []
+                for sequence, ranked in zip(sequences, self._best(sequences, count), strict=True):
+                    chosen = self._distinct(sequence, words[sequence.word], ranked)
                     candidates[sequence.word, : len(chosen)] = chosen
-                watch(len(batch))
+                    if len(chosen) < self.config.candidates and count < len(self._ids):
+                        incomplete.append(sequence)
+                watch(len(sequences) - len(incomplete))
+                # most of the best tokens were the same word: rank the whole vocabulary
+                sequences, count = incomplete, len(self._ids)
         return candidates
+
+    def _best(self, sequences: Sequence[MaskedSequence], count: int) -> list[np.ndarray]:
+        """Return the indices of the `count` most probable whole words of every sequence, best first.
+
+        On a GPU it waits once for all batches.
+        """
+        device, lengths = self.model.device, np.array([len(sequence.tokens) for sequence in sequences])
+        batches = list(length_batches(lengths, token_budget(device), _MAX_MASKS))
+        copies = [
+            to_host(self._scores([sequences[index] for index in batch.tolist()]).topk(count).indices)
+            for batch in batches
+        ]
+        finish_copies(device)
+        best: list[np.ndarray] = [np.empty(0)] * len(sequences)
+        for batch, ranked in zip(batches, copies, strict=True):
+            for index, row in zip(batch.tolist(), ranked.numpy(), strict=True):
+                best[index] = row
+        return best
 
     def _masked_sequences(self, passages: Sequence[Passage]) -> Iterator[MaskedSequence]:
         """Yield a sequence for every word whose tokens do not reach beyond it."""
@@ -249,13 +273,13 @@ class MaskedWords:
         """Return the logits of all whole words at the masks; Shape: (sequences, whole words)."""
         device, model = self.model.device, self.model
         tokens, layout = packed([sequence.tokens for sequence in batch], self.tokenizer.pad)
-        types = packed([sequence.types for sequence in batch], 0)[0].to(device) if self.has_types else None
+        types = to_device(packed([sequence.types for sequence in batch], 0)[0], device) if self.has_types else None
         starts = np.cumsum([0, *(len(sequence.tokens) for sequence in batch[:-1])])
-        positions = torch.from_numpy(starts + [sequence.mask for sequence in batch]).to(device)
-        inputs = EncoderInputs(tokens.to(device), layout.to(device), types)
+        positions = to_device(torch.from_numpy(starts + [sequence.mask for sequence in batch]), device)
+        inputs = EncoderInputs(to_device(tokens, device), to_device(layout, device), types)
         output = model.run(inputs, Want(masked_positions=positions))
         scores: Tensor = model.head("masked_tokens")(output.masked_states, model.token_table)
-        return scores.float()[:, torch.from_numpy(self._ids).to(device)]
+        return scores.float()[:, to_device(torch.from_numpy(self._ids), device)]
 
     def _distinct(self, sequence: MaskedSequence, word: str, ranked: np.ndarray) -> list[int]:
         """Return the first candidates of a ranking that differ from the word and from each other."""

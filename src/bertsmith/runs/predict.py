@@ -22,7 +22,7 @@ from bertsmith.text.readers import COMPRESSIONS, text_lines
 from bertsmith.text.rows import Table, table_of
 
 WINDOW_ROWS = 1 << 13
-"""Rows that are read, answered and written at a time; the vectors of so many texts take some hundred megabytes."""
+"""Rows that are read, answered and written at a time; their vectors take about 200 MB as Python numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

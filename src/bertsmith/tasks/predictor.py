@@ -46,7 +46,7 @@ class Predictor:
     def load(cls, folder: str | Path, *, device: str = "cpu", precision: InferencePrecision = "auto") -> Self:
         """Load a fine-tuned model, or an artefact exported from one.
 
-        `precision` is that of matrix products: "auto" is bfloat16 on a GPU and float32 on a CPU.
+        `precision` sets the precision of matrix products: "auto" is bfloat16 on a GPU and float32 on a CPU.
         """
         record = read_task_record(folder)
         return cls(open_runner(model_folder(folder), device=device), record, precision=precision)

@@ -308,7 +308,7 @@ class Model(nn.Module):
     @torch.inference_mode()
     def _encode_window(self, tokens: Ragged, types: Ragged | None, options: "EncodeOptions") -> Tensor:
         """Return the vectors of sequences in their order, (sequences, width)."""
-        device, pad = self.device, self.require_tokenizer().pad
+        device = self.device
         # kernels for packed sequences are for half precision on a GPU; on a CPU they would be padded in every layer
         collate = packed if device.type != "cpu" and is_half(device, options.precision) else padded
         batches = list(length_batches(tokens.lengths, token_budget(device), options.batch_size))
@@ -316,7 +316,7 @@ class Model(nn.Module):
         with self.evaluating(), inference_autocast(device, options.precision):
             for batch in batches:
                 sequences = batch.tolist()
-                rows, layout = collate([tokens[index] for index in sequences], pad)
+                rows, layout = collate([tokens[index] for index in sequences], 0)  # padding is masked: any id will do
                 inputs = EncoderInputs(to_device(rows, device), to_device(layout, device), subnet=options.subnet)
                 if types is not None:
                     row_types, _ = collate([types[index] for index in sequences], 0)

@@ -45,7 +45,7 @@ class Row:
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    model, task = require_decoder(load(options.model)), read_task_record(options.model).task
+    model, task = require_decoder(load(options.model, device=options.device)), read_task_record(options.model).task
     assert isinstance(task, Translation)
     search = task.generation.changed(method="beam", beam=options.beam)
     examples = task.examples(task_splits(options.data).read(options.split))[: options.texts]
@@ -58,7 +58,7 @@ def main() -> None:
             row.seconds.append(time.perf_counter() - begin)
     print(
         f"{len(texts)} texts of {options.split}, beam {options.beam}, batch {options.batch}, "
-        f"{options.threads} thread(s); choose = {decoder_exits_config(model).choose}"
+        f"{options.device}, {options.threads} thread(s); choose = {decoder_exits_config(model).choose}"
     )
     print(f"{'':>16} {'blocks':>7} {task.evaluate(examples, _answers(rows[0])).metric:>7} {'tokens/s':>9} {'ratio':>6}")
     results = []
@@ -116,6 +116,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=500)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)

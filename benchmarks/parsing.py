@@ -1,10 +1,12 @@
 """Constituency parsing: labelled F1 of models × seeds on a treebank.
 
     python benchmarks/parsing.py --data TREEBANK --out FOLDER                       # bundled model, three seeds
-    python benchmarks/parsing.py --data TREEBANK --out FOLDER --models small bert-small transformer-small
+    python benchmarks/parsing.py --data TREEBANK --out FOLDER --models small bert-small
+    python benchmarks/parsing.py --data TREEBANK --out FOLDER --models transformer-small \\
+        --recipe recipes/parsing-transformer.toml
 
 TREEBANK is a folder with train, dev and test whose rows have a column `tree`. Each model is fine-tuned with its default
-settings (--set changes them) and every seed; the best checkpoint on dev is evaluated on dev and test. Encoders get a
+settings (--recipe and --set change them) and every seed; the best checkpoint on dev is evaluated on dev and test. Encoders get a
 chart head, models with a decoder write trees as symbols. Prints mean ± standard deviation over seeds beside the
 right-branching baseline, and writes table.json. Finished runs in FOLDER are not repeated.
 """
@@ -42,6 +44,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="folder with train, dev and test")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--models", nargs="+", default=["small"], help="bundled models, folders or presets")
+    parser.add_argument("--recipe", type=Path, help="settings of all models")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=float, help="epochs of encoders")
     parser.add_argument("--set", nargs="*", default=[], help="settings such as optimizer.learning_rate=1e-3")
@@ -63,15 +66,17 @@ def _run(model: str, seed: int, options: argparse.Namespace) -> dict[str, dict[s
     """Fine-tune a model with one seed unless the folder has it already; return its scores by split."""
     folder = options.out / f"{Path(model).name}-seed-{seed}"
     if not (folder / "result.json").is_file():
+        is_begun = (folder / "recipe.toml").is_file()
         result = bertsmith.finetune(
-            model,
+            None if is_begun else model,
             data=options.data,
             out=folder,
+            recipe=None if is_begun else options.recipe,
             epochs=options.epochs,
             seed=seed,
             set=options.set,
             device=options.device,
-            resume=(folder / "recipe.toml").is_file(),
+            resume=is_begun,
         )
         if isinstance(result, StoppedRun):
             raise SystemExit(f"{folder} was stopped; run the same command again to resume it")

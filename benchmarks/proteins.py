@@ -269,9 +269,10 @@ def main() -> None:
         similarity = similarity_of(shares)
         agreement = agreement_with_blosum(similarity)
         print(json.dumps({"heads": len(shares), **asdict(agreement)}))
-        draw(similarity, agreement, options.out / "similarity.png")
+        options.out.mkdir(parents=True, exist_ok=True)
         content = {"amino_acids": AMINO_ACIDS, "similarity": similarity.tolist(), **asdict(agreement)}
         (options.out / "similarity.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        draw(similarity, agreement, options.out / "similarity.png")
 
 
 def _options() -> argparse.Namespace:

@@ -6,8 +6,9 @@
 
 CORPUS is what `bertsmith corpus` wrote. Every row is recipes/equilibrium.toml with other layers: one layer repeated to
 a fixed point, with and without Jacobian regularisation; 6 and 12 layers that share the weights of one, post-norm and
-pre-norm; and 2 layers without sharing. Finished runs in FOLDER are not repeated; table.json gets all of them. --cost measures forward and
-backward passes of fresh encoders; memory is the peak of allocated GPU memory beyond weights and gradients.
+pre-norm; and 2 layers without sharing. Finished runs in FOLDER are not repeated; table.json gets all of them. --cost
+measures forward and backward passes of fresh encoders; memory is the peak of allocated GPU memory beyond weights and
+gradients.
 """
 
 import argparse

@@ -6,9 +6,10 @@
         --recipe recipes/parsing-transformer.toml
 
 TREEBANK is a folder with train, dev and test whose rows have a column `tree`. Each model is fine-tuned with its default
-settings (--recipe and --set change them) and every seed; the best checkpoint on dev is evaluated on dev and test. Encoders get a
-chart head, models with a decoder write trees as symbols. Prints mean ± standard deviation over seeds beside the
-right-branching baseline, and writes table.json. Finished runs in FOLDER are not repeated.
+settings (--recipe and --set change them) and every seed, and evaluated on dev and test: the best checkpoint on dev for
+encoders, which get a chart head, and the last one for models with a decoder, which write trees as symbols. Prints mean
+± standard deviation over seeds beside the right-branching baseline, and writes table.json. Finished runs in FOLDER are
+not repeated.
 """
 
 import argparse

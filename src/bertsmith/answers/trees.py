@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 TOP = "TOP"
 """Label above a tree without a root of its own; never scored."""
 NO_TAG = "XX"
 """Tag of a word whose part of speech is unknown."""
-LeafSymbols = Literal["XX", "tags"]
+LeafSymbols = Literal["XX", "tags", "words"]
 
 _EMPTY_TAG = "-NONE-"
 _MAX_DEPTH = 200
@@ -214,16 +215,17 @@ def escape(word: str) -> str:
     return "_".join(word.split()).translate(_BRACKETS) or "_"
 
 
-def linearise(tree: Tree, leaf_symbols: LeafSymbols = "XX") -> list[str]:
+def linearise(tree: Tree, leaf_symbols: Iterable[str] | None = None) -> list[str]:
     """Return a tree as symbols, depth first (Vinyals et al. 2015): "(S", "(NP", "XX", ")NP", …, ")S".
 
-    A word is "XX", or its tag.
+    `leaf_symbols` are the symbols of the words, by default "XX".
     """
     symbols: list[str] = []
+    words = repeat(NO_TAG) if leaf_symbols is None else iter(leaf_symbols)
 
     def visit(node: Tree | Leaf) -> None:
         if isinstance(node, Leaf):
-            symbols.append(node.tag if leaf_symbols == "tags" else NO_TAG)
+            symbols.append(next(words))
             return
         symbols.append(f"({node.label}")
         for child in node.children:

@@ -26,10 +26,10 @@ class Constraint(Protocol):
 
 
 class TreeConstraint:
-    """Admit only trees of the words of each row; the first call gets the start tokens."""
+    """Admit only trees of the words of each row, which begins in its state; the first call gets the start tokens."""
 
-    def __init__(self, words: Sequence[int], symbols: Mapping[int, str], end: int) -> None:
-        self.states: list[TreeState | None] = [TreeState(count) for count in words]
+    def __init__(self, states: Sequence[TreeState], symbols: Mapping[int, str], end: int) -> None:
+        self.states: list[TreeState | None] = [*states]
         self.symbols, self.end = symbols, end
         self._is_started = False
         self._masks: dict[tuple[object, ...] | None, Tensor] = {}

@@ -1,7 +1,7 @@
 """Constituency parsing: a tree of labelled constituents over the words of a sentence."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,9 +16,10 @@ from bertsmith.answers.chart import (
     tree_features,
 )
 from bertsmith.answers.sequences import Answer, Features
-from bertsmith.answers.tree_symbols import symbol_token
+from bertsmith.answers.tree_symbols import WORD_CLASSES, TreeState, plain_word, symbol_token, word_symbol
 from bertsmith.answers.trees import (
     NO_TAG,
+    Leaf,
     LeafSymbols,
     Tree,
     build_tree,
@@ -52,6 +53,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 _TREE_COLUMNS = ("tree", "parse", "parse_tree")
 _WORD_COLUMNS = ("tokens", "words")
+_MIN_COUNT = 10  # occurrences of a word with a symbol of its own
 
 
 class TreeSearch(GenerationConfig):
@@ -66,8 +68,8 @@ class Parsing(PairTask[ParsedWords]):
     """Find the constituents of a sentence, with an encoder or an encoder-decoder.
 
     An encoder gets a head that scores all spans (Kitaev and Klein 2018). An encoder-decoder writes the tree depth first
-    (Vinyals et al. 2015; Vaswani et al. 2017, section 6.3); `smoothing`, `generation`, `leaves`, `tags` and
-    `is_constrained` are for it alone.
+    (Vinyals et al. 2015; Vaswani et al. 2017, section 6.3); `smoothing`, `generation`, `leaves`, `tags`,
+    `frequent_words` and `is_constrained` are for it alone.
     """
 
     kind: Literal["parsing"] = "parsing"
@@ -78,9 +80,13 @@ class Parsing(PairTask[ParsedWords]):
     labels: tuple[str, ...] = ()
     """Labels by index, those of unary chains joined by "::"; empty to collect them from the training data."""
     leaves: LeafSymbols = "XX"
-    """Symbol of a word in the target: "XX" for all, or its tag ("tags"), which the model then predicts."""
+    """Symbol of a word in the target: "XX" for all; its tag ("tags"), which the model then predicts; or the word itself
+    ("words"), rare ones by a class, which keeps the decoder at the right word if there are few trees."""
     tags: tuple[str, ...] = ()
     """Tags of words, for leaves = "tags"; empty to collect them from the training data."""
+    frequent_words: tuple[str, ...] = ()
+    """Words with symbols of their own, for leaves = "words"; empty for those that occur at least ten times in the
+    training data."""
     is_constrained: bool = True
     """Whether the search admits only trees of the words; without it, other symbols are repaired."""
     generation: TreeSearch = TreeSearch()
@@ -100,12 +106,20 @@ class Parsing(PairTask[ParsedWords]):
     def resolve(self, train: Table) -> "Parsing":
         main_metric(self.metric, METRICS)
         needs_tags = self.leaves == "tags" and not self.tags
-        if self.labels and not needs_tags:
+        needs_words = self.leaves == "words" and not self.frequent_words
+        if self.labels and not needs_tags and not needs_words:
             return self
         trees = [gold_tree(example) for example in self.examples(train)]
         labels = {label for tree in trees for label, _, _ in joined(tree)}
-        tags = {leaf.tag for tree in trees for leaf in leaves(tree)} if needs_tags else self.tags
-        return self.changed(labels=self.labels or tuple(sorted(labels)), tags=tuple(sorted(tags)))
+        words = [leaf for tree in trees for leaf in leaves(tree)]
+        tags = {leaf.tag for leaf in words} if needs_tags else self.tags
+        counts = Counter(plain_word(leaf.word) for leaf in words) if needs_words else {}
+        frequent = [word for word, count in counts.items() if count >= _MIN_COUNT] or self.frequent_words
+        return self.changed(
+            labels=self.labels or tuple(sorted(labels)),
+            tags=tuple(sorted(tags)),
+            frequent_words=tuple(sorted(frequent)),
+        )
 
     def head(self, model: ModelConfig) -> HeadConfig:
         return ChartConfig(labels=self.labels, dropout=model.encoder.embedding.dropout)
@@ -148,7 +162,8 @@ class Parsing(PairTask[ParsedWords]):
         return evaluation
 
     def pair_texts(self, example: ParsedWords) -> tuple[str, str]:
-        symbols = linearise(gold_tree(example), self.leaves)
+        tree = gold_tree(example)
+        symbols = linearise(tree, self.leaf_symbols(leaves(tree)))
         # without spaces, which would be tokens of their own
         return source_text(example), "".join(map(symbol_token, symbols))
 
@@ -156,8 +171,24 @@ class Parsing(PairTask[ParsedWords]):
     def symbols(self) -> list[str]:
         """The symbols of targets: opening and closing ones of every label, then those of words."""
         labels = plain_labels(self.labels)
-        words = list(self.tags) if self.leaves == "tags" else [NO_TAG]
+        own = (*WORD_CLASSES, *(f"={word}" for word in self.frequent_words))
+        words = {"XX": (NO_TAG,), "tags": self.tags, "words": own}[self.leaves]
         return [*(f"({label}" for label in labels), *(f"){label}" for label in labels), *words]
+
+    def leaf_symbols(self, words: Iterable[Leaf]) -> list[str]:
+        """Return the symbols of words in targets."""
+        frequent = frozenset(self.frequent_words)
+        symbol_of: dict[LeafSymbols, Callable[[Leaf], str]] = {
+            "XX": lambda leaf: NO_TAG,
+            "tags": lambda leaf: leaf.tag,
+            "words": lambda leaf: word_symbol(leaf.word, frequent),
+        }
+        return [symbol_of[self.leaves](leaf) for leaf in words]
+
+    def _start(self, example: ParsedWords) -> TreeState:
+        """Return the state before the first symbol of a tree."""
+        known = tuple(self.leaf_symbols(example.leaves)) if self.leaves == "words" else ()
+        return TreeState(len(example.words), word_symbols=known)
 
     def complete_tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer.with_tokens([symbol_token(symbol) for symbol in self.symbols])
@@ -186,7 +217,7 @@ class Parsing(PairTask[ParsedWords]):
                 watch(done, len(visible))
 
         def constrain(batch: list[int]) -> TreeConstraint:
-            return TreeConstraint([len(examples[visible[i]].words) for i in batch], symbols, tokenizer.separator)
+            return TreeConstraint([self._start(examples[visible[i]]) for i in batch], symbols, tokenizer.separator)
 
         written = model.write_tokens(
             [source_text(examples[index]) for index in visible],

@@ -125,12 +125,13 @@ def test_encoder_decoder_learns_trees(pairs: Path, data: Path, tmp_path: Path) -
     assert [leaf.word for leaf in leaves(read_tree(tree))] == TEXT.split()
 
 
-@pytest.mark.parametrize(("is_constrained", "leaf_symbols"), [(True, "tags"), (False, "XX")])
+@pytest.mark.parametrize(("is_constrained", "leaf_symbols"), [(True, "tags"), (True, "words"), (False, "XX")])
 def test_search_writes_trees_only_if_constrained(
     is_constrained: bool, leaf_symbols: str, data: Path, tmp_path: Path
 ) -> None:
     """A model that has learned nothing writes trees if the search admits nothing else, and is repaired otherwise."""
     changes = ["run.steps=1", f"task.leaves={leaf_symbols}", f"task.is_constrained={str(is_constrained).lower()}"]
+    changes += ["model.overrides.max_length=256"]  # room for all constituents that the search may open
     result = bertsmith.finetune(
         "transformer-tiny", data=str(data), out=tmp_path / "run", set=[*PAIRS, *changes], device="cpu"
     )

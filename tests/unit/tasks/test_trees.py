@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from bertsmith.answers.tree_symbols import TreeState
+from bertsmith.answers.tree_symbols import WORD_CLASSES, TreeState, word_symbol
 from bertsmith.answers.trees import (
     TOP,
     Leaf,
@@ -85,7 +85,7 @@ def test_trees_round_trip() -> None:
         assert build_tree(split_joined(joined(tree)), words) == tree
         assert len({(begin, end) for _, begin, end in joined(tree)}) == len(joined(tree))
         assert repair(linearise(tree), words) == (tree, False)
-        assert repair(linearise(tree, "tags"), words, "tags") == (tree, False)
+        assert repair(linearise(tree, [leaf.tag for leaf in words]), words, "tags") == (tree, False)
 
 
 WORDS = (Leaf("XX", "a"), Leaf("XX", "b"), Leaf("XX", "c"))
@@ -137,6 +137,30 @@ def test_grammar_admits_trees_and_what_it_admits_needs_no_repair() -> None:
             written.append(symbol)
             state = state.after(symbol)
         assert not repair(written, words).is_changed
+
+
+def test_grammar_admits_the_symbol_of_the_next_word_only() -> None:
+    for tree in TREES:
+        own = [word_symbol(leaf.word, {"iron"}) for leaf in leaves(tree)]
+        state = TreeState(len(own), word_symbols=tuple(own))
+        for symbol in linearise(tree, own):
+            assert state.allows(symbol)
+            others = [one for one in (*WORD_CLASSES, "=iron") if one != symbol]
+            assert symbol.startswith(("(", ")")) or not any(map(state.allows, others))
+            state = state.after(symbol)
+        assert state.is_complete
+        assert state.next_word is None
+
+
+def test_symbols_of_words_do_not_depend_on_the_style_of_the_treebank() -> None:
+    frequent = {"-LRB-", '"', "and/or"}
+    assert [word_symbol(word, frequent) for word in ("(", "-LRB-", "``", "''", "and\\/or")] == [
+        "=-LRB-",
+        "=-LRB-",
+        '="',
+        '="',
+        "=and/or",
+    ]
 
 
 def test_words_are_escaped_and_restored() -> None:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from task_cases import TASK_CASES
 
 import bertsmith
 from bertsmith.cli import app, main
@@ -19,9 +20,10 @@ ALL = sorted((ROOT / "recipes").rglob("*.toml"))
 RECIPES = [
     path for path in ALL if path.parent.name not in ("finetune", "distillation")
 ]  # these have tests of their own
-TRANSLATION = [path for path in RECIPES if path.stem.startswith("transformer-")]
+PARSING = ROOT / "recipes" / "transformer-treebank.toml"
+TRANSLATION = [path for path in RECIPES if path.stem.startswith("transformer-") and path != PARSING]
 CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
-PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING)]
+PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING, PARSING)]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.evaluate_batches=1", "run.workers=0"]
 SMALL += ["run.compile=off", "run.log_every=1", "phases=[]"]
 
@@ -46,6 +48,17 @@ def test_translation_recipe_takes_two_steps(path: Path, pairs_folder: Path, tmp_
     again = bertsmith.finetune(recipe=tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
     for name in ("training_loss", "loss", "exact_match", "bleu"):
         assert again[name] == metrics[name]
+
+
+def test_parsing_recipe_takes_two_steps(tmp_path: Path) -> None:
+    trees = [row["tree"] for row in TASK_CASES["parsing"].rows]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps({"tree": tree}) + "\n" for tree in trees * 4))
+    changes = ["model.overrides={width=32,layers=1,heads=2,neurons=64}", "tokenizer.vocabulary=300", *SMALL[:4]]
+    changes += ["sequences.length=64", "run.log_every=1", "task.generation.beam=2", "task.generation.extra_length=4"]
+    metrics = bertsmith.finetune(recipe=PARSING, data=str(tmp_path), out=tmp_path / "run", set=changes, device="cpu")
+    assert (metrics["steps"], metrics.metric) == (2, "f1")
+    assert read_toml(tmp_path / "run" / "recipe.toml")["task"]["leaves"] == "words"
 
 
 @pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)

@@ -10,12 +10,16 @@ from bertsmith.answers.tree_symbols import TreeState, allowed_tokens
 
 
 class Constraint(Protocol):
-    """Tracks the rows of a search and returns the tokens that may follow."""
+    """Tracks the rows of a search and restricts the tokens that may follow."""
 
-    def allowed(self, tokens: Tensor, vocabulary: int) -> Tensor:
-        """Advance every row by the token it was given; return the tokens that may follow.
+    def restrict(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        """Advance every row by the token it was given; return log-probabilities of the next token, -inf if it must not
+        follow.
 
-        Shape: (rows,) -> (rows, vocabulary), bool.
+        Log-probabilities are not normalised again: a hypothesis that the model expects to continue otherwise must not
+        become likelier than one that it expects to continue as admitted.
+
+        Shape: (rows,), (rows, vocabulary) -> (rows, vocabulary).
         """
 
     def repeat(self, times: int) -> None:
@@ -32,13 +36,21 @@ class TreeConstraint:
         self.states: list[TreeState | None] = [*states]
         self.symbols, self.end = symbols, end
         self._is_started = False
+        self._knows_words = any(state.word_symbols for state in states)
+        self._words = torch.tensor([token for token, symbol in symbols.items() if not symbol.startswith(("(", ")"))])
         self._masks: dict[tuple[object, ...] | None, Tensor] = {}
 
-    def allowed(self, tokens: Tensor, vocabulary: int) -> Tensor:
+    def restrict(self, tokens: Tensor, scores: Tensor) -> Tensor:
         if self._is_started:
             self.states = [self._after(*pair) for pair in zip(self.states, tokens.tolist(), strict=True)]
         self._is_started = True
-        return torch.stack([self._mask(state, vocabulary) for state in self.states]).to(tokens.device)
+        if self._knows_words:
+            # the next word is known: score the decision that a word follows, not the model's guess of it
+            words = self._words.to(scores.device)
+            total = scores[:, words].logsumexp(-1, keepdim=True)
+            scores = scores.index_copy(1, words, total.expand(-1, len(words)))
+        allowed = torch.stack([self._mask(state, scores.shape[-1]) for state in self.states])
+        return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
     def repeat(self, times: int) -> None:
         self.states = [state for state in self.states for _ in range(times)]

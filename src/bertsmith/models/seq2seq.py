@@ -65,10 +65,8 @@ class Steps:
         for index, (block, context) in enumerate(self.blocks):
             hidden, self.states[index] = block.step(hidden, self.states[index], context)
         self.position += 1
-        scores = self.score(self.stack.final_norm(hidden)).float()
-        if self.constraint is not None:
-            scores = scores.masked_fill(~self.constraint.allowed(tokens, scores.shape[-1]), -torch.inf)
-        return scores.log_softmax(-1)
+        scores = self.score(self.stack.final_norm(hidden)).float().log_softmax(-1)
+        return scores if self.constraint is None else self.constraint.restrict(tokens, scores)
 
     def repeat(self, times: int) -> None:
         """Repeat every row `times` times, copies adjacent."""

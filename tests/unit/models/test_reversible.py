@@ -303,6 +303,7 @@ def test_every_parameter_is_ready_for_distributed_training() -> None:
             model.zero_grad()
             torch.manual_seed(1)
             wrapped(tokens, layout).square().sum().backward()
+        del wrapped  # it may not be the last owner of the process group, whose threads it would wait for with the GIL
     finally:
         torch.distributed.destroy_process_group()
     found = [parameter.grad for parameter in model.encoder.parameters() if parameter.requires_grad]

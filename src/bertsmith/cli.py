@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CoercionError, CycloptsError, Parameter, UnknownOptionError
 
 from bertsmith import __version__
+from bertsmith.data.devices import Device, unknown_device
 from bertsmith.errors import InputError
 
 COMMANDS = {
@@ -19,16 +20,50 @@ COMMANDS = {
     "fit": ("bertsmith.runs.fit:fit", "Find the best model within a latency and memory budget on this machine."),
     "evaluate": ("bertsmith.runs.evaluate:evaluate", "Score a fine-tuned model on a task."),
     "predict": ("bertsmith.runs.predict:predict", "Predict with a fine-tuned model."),
+    "encode": ("bertsmith.runs.encode:encode", "Encode texts as vectors."),
+    "fill-mask": ("bertsmith.runs.encode:fill_mask", "Fill the masks of a text."),
     "shrink": ("bertsmith.runs.shrink:shrink", "Make a fine-tuned model smaller or elastic."),
     "convert": ("bertsmith.runs.convert:convert_model", "Replace full attention by FAVOR+ (Performer), or back."),
     "inspect": ("bertsmith.runs.inspect:inspect", "Visualise the attention of a model."),
     "import": ("bertsmith.runs.exchange:import_model", "Convert a Hugging Face model folder to Bertsmith's format."),
     "export": ("bertsmith.runs.exchange:export_model", "Export a model to Hugging Face transformers, ONNX or int8."),
+    "list": ("bertsmith.runs.listing:list_names", "List bundled models, presets, recipes and tasks."),
+    "info": ("bertsmith.runs.listing:info", "Describe a model folder."),
     "serve": ("bertsmith.runs.serve:serve", "Serve models over HTTP."),
 }
 """Function and one-line summary of every command. The function is imported only when its command is called."""
-RENAMED_FLAGS = {"--part": "--split", "--pieces": "--tokens", "--shortest": "--min-words", "--longest": "--max-words"}
-"""New names of renamed flags, for the error message."""
+FLAG_HINTS: dict[str, tuple[str, ...]] = {
+    "--part": ("--split",),
+    "--pieces": ("--tokens",),
+    "--shortest": ("--min-words",),
+    "--longest": ("--max-words",),
+    "--lr": ("--learning-rate", "optimizer.learning_rate"),
+    "--learning-rate": ("optimizer.learning_rate",),
+    "--batch-size": ("--batch", "batch.tokens"),
+    "--per-device-train-batch-size": ("--batch", "batch.tokens"),
+    "--output": ("--out",),
+    "--output-dir": ("--out",),
+    "--overwrite": ("--force",),
+    "--overwrite-output-dir": ("--force",),
+    "--dataset": ("--data",),
+    "--data-dir": ("--data",),
+    "--train-file": ("--data",),
+    "--num-epochs": ("--epochs", "run.steps"),
+    "--num-train-epochs": ("--epochs", "run.steps"),
+    "--epochs": ("run.steps",),
+    "--steps": ("run.steps",),
+    "--max-steps": ("run.steps",),
+    "--max-length": ("sequences.length",),
+    "--max-seq-length": ("sequences.length",),
+    "--warmup": ("schedule.warmup",),
+    "--warmup-ratio": ("schedule.warmup",),
+    "--weight-decay": ("optimizer.weight_decay",),
+    "--bf16": ("--precision", "run.precision"),
+    "--fp16": ("--precision", "run.precision"),
+    "--cuda": ("--device",),
+    "--gpu": ("--device",),
+}
+"""Flags of other programs or of earlier versions, and the flag or setting to use instead, best first."""
 
 
 def make_app(command: str | None = None) -> App:
@@ -45,6 +80,7 @@ def make_app(command: str | None = None) -> App:
     )
     for name, (function, summary) in COMMANDS.items():
         app.command(function, name=name, help=None if name == command else summary)
+    app.register_install_completion_command(help="Install tab completion for your shell.")
     return app
 
 
@@ -57,10 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         result = make_app(arguments[0] if arguments else None)(arguments)
     except UnknownOptionError as error:
-        flag = (error.token.keyword or error.token.value).partition("=")[0]
-        new_flag = RENAMED_FLAGS.get(flag)
-        is_known = new_flag is not None and any(new_flag in argument.names for argument in error.argument_collection)
-        sys.exit(_print_error(f"unknown option {flag}; it was renamed to {new_flag}" if is_known else str(error)))
+        sys.exit(_print_error(_unknown_flag(error)))
+    except CoercionError as error:
+        is_device = error.argument is not None and error.argument.hint is Device
+        sys.exit(_print_error(str(unknown_device(error.token.value) if is_device and error.token else error)))
     except (InputError, CycloptsError) as error:
         sys.exit(_print_error(str(error)))
     except OSError as error:  # a folder that cannot be written, a full disk
@@ -70,6 +106,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = getattr(result, "exit_code", 0)
     if code:
         sys.exit(code)
+
+
+def _unknown_flag(error: UnknownOptionError) -> str:
+    """Return the message for an unknown flag, with the flag or the setting of this command to use instead."""
+    flag = (error.token.keyword or error.token.value).partition("=")[0]
+    known = [name for argument in error.argument_collection for name in argument.names]
+    for hint in FLAG_HINTS.get(flag, ()):
+        if hint in known:
+            return f"unknown option {flag}; use {hint}"
+        if not hint.startswith("--") and "--set" in known:
+            return f"unknown option {flag}; use --set {hint}=…"
+    return str(error)
 
 
 def _print_error(text: str, code: int = 2) -> int:

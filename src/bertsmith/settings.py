@@ -6,7 +6,7 @@ A misspelt key or an invalid value raises InputError, which names the field, the
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -26,6 +26,18 @@ RENAMED = {
     "taps": ("kernel_size",),
 }
 """Former names of settings and their new names, for the error message of an unknown setting."""
+USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "lr": ("learning_rate",),
+    "batch_size": ("examples", "tokens"),
+    "num_epochs": ("epochs",),
+    "num_train_epochs": ("epochs",),
+    "max_steps": ("steps",),
+    "max_seq_length": ("length",),
+    "warmup_ratio": ("warmup",),
+    "hidden_size": ("width",),
+    "num_hidden_layers": ("layers",),
+}
+"""Names of settings in other programs and their names here, for the error message of an unknown setting."""
 _TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # name of a type in the location of a pydantic error
 
 
@@ -75,11 +87,16 @@ class Record(BaseModel):
         """Return the help texts of all settings by path, such as `objective.masking.rate`."""
         texts: dict[str, str] = {}
         for name, field in type(self).model_fields.items():
-            if field.description:
-                texts[name] = " ".join(field.description.split())
+            described = " ".join((field.description or "").split())
+            values = _allowed_values(field.annotation, field.metadata)
+            allowed = f"allowed: {', '.join(values)}" if values else ""
+            if described or allowed:
+                texts[name] = f"{described} ({allowed})" if described and allowed else described or allowed
             value = getattr(self, name)
             if isinstance(value, Record):
                 texts |= {f"{name}.{inner}": text for inner, text in value.help().items()}
+                if values:  # the kinds of a record are allowed values of its field `kind`
+                    texts[f"{name}.kind"] = allowed
         return texts
 
     def plain(self) -> Plain:
@@ -131,6 +148,11 @@ def explain(record: type[Record], error: ValidationError) -> str:
             for name in RENAMED.get(names[-1], ()):
                 if name in fields:
                     return f"{path} is not a known setting; it was renamed to {'.'.join([*names[:-1], name])}"
+            wanted = USUAL_NAMES.get(names[-1], names[-1:])
+            here = [".".join([*names[:-1], name]) for name in wanted if name in fields]
+            found = here or [place for name in wanted for place in setting_paths(record, name)]
+            if found:
+                return f"{path} is not a known setting; did you mean {' or '.join(map(repr, found))}?"
             return f"{path} is not a known setting; {nearest(names[-1], fields)}"
         case "missing":
             return f"{path} is required but not given"
@@ -147,6 +169,26 @@ def explain(record: type[Record], error: ValidationError) -> str:
             shown, text = repr(value), problem["msg"]
             shown = shown if len(shown) <= 80 else shown[:77] + "…"
             return f"{path} is {shown}: {text[0].lower()}{text[1:]}"
+
+
+def setting_paths(record: type[Record], name: str) -> list[str]:
+    """Return the paths of the settings with this name in the groups of a record, such as optimizer.learning_rate."""
+    groups = {group: _record_in(field.annotation) for group, field in record.model_fields.items()}
+    return [f"{group}.{name}" for group, inner in groups.items() if inner is not None and name in inner.model_fields]
+
+
+def _allowed_values(annotation: Any, metadata: list[Any]) -> list[str]:
+    """Return the values of a field that allows only some: the members of its Literal types, or the kinds of a record.
+
+    >>> _allowed_values(Literal["a", "b"] | None, [])
+    ['a', 'b']
+    """
+    kinds = _by_kind(annotation, metadata)
+    if kinds:
+        return list(kinds[0].table)
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [value for argument in get_args(annotation) for value in _allowed_values(argument, [])]
 
 
 def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[Record] | None, list[str]]:

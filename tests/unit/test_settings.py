@@ -127,7 +127,7 @@ def test_error_for_renamed_flag_gives_the_new_flag(
     with pytest.raises(SystemExit) as exit_info:
         main(words)
     assert exit_info.value.code == 2
-    assert f"it was renamed to {new_flag}" in capsys.readouterr().err
+    assert f"; use {new_flag}" in capsys.readouterr().err
 
 
 def test_overrides() -> None:

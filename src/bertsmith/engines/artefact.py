@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
+from bertsmith.data.devices import device_type
 from bertsmith.engines.base import Artefact, Engine, Runner, Sample
 from bertsmith.engines.exit_runner import with_exits
 from bertsmith.engines.onnx_engine import OnnxEngine
@@ -47,7 +46,7 @@ def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None
     """Open the folder of a model or an artefact; device "auto" uses a GPU for models only."""
     if not (folder / ARTEFACT_FILE).is_file():
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = device_type("auto")
         return with_exits(load(folder, device=device))
     artefact = read_artefact(folder)
     engine = ENGINES[artefact.engine]

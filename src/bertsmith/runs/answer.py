@@ -6,6 +6,7 @@ from typing import Any
 
 from bertsmith.answers.sequences import Answer
 from bertsmith.checkpoint.store import read_config
+from bertsmith.data.devices import device_type
 from bertsmith.data.inference import InferencePrecision
 from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
@@ -15,7 +16,6 @@ from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_tas
 from bertsmith.tasks.translation import PairTask, Translation
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
-from bertsmith.training.run_config import device_type
 
 MAX_PAIR_LENGTH = 512
 """Maximum tokens of a source or target if the model has no task.json."""

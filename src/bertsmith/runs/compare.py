@@ -4,12 +4,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from bertsmith.checkpoint.files import read_json, write_json
+from bertsmith.data.devices import Device
 from bertsmith.data.shards import read_manifest
 from bertsmith.errors import InputError
 from bertsmith.report.comparison import (
@@ -21,6 +22,7 @@ from bertsmith.report.comparison import (
     summarize,
     table_headings,
 )
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag
 from bertsmith.runs.folder import finished_result
 from bertsmith.runs.output import REPORT, RESULT, check_out, claim, write_result
 from bertsmith.runs.pretrain import plain_settings, run_pretraining
@@ -49,15 +51,15 @@ class CompareResult(Result):
 def compare(
     recipes: list[str],
     *,
-    out: Path,
+    out: OutFlag[Path],
     budget: str,
-    data: Path | None = None,
+    data: DataFlag[Path | None] = None,
     seeds: int = 1,
     evaluations: int = 20,
-    set: list[str] | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    set: SetFlag = None,
+    device: Device = "auto",
     resume: bool = False,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> CompareResult | StoppedRun:
     """Pre-train several recipes with the same budget and compare their held-out losses.
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.source import check_name
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.data.batch import packed
+from bertsmith.data.devices import Device, device_type
 from bertsmith.data.shards import TokenCorpus, read_manifest
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -22,6 +23,7 @@ from bertsmith.models.heads import TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.recipes import merge_settings
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag, flag_group
 from bertsmith.runs.folder import RunFolder
 from bertsmith.runs.output import RESULT
 from bertsmith.runs.pretrain import PretrainResult, run_pretraining
@@ -31,12 +33,13 @@ from bertsmith.tasks.predictor import TASK_FILE, read_task_record, write_task_re
 from bertsmith.text.extend import tokenizer_difference
 from bertsmith.toml import override
 from bertsmith.training.pretraining import PretrainSettings, corpus_tokenizer
-from bertsmith.training.run_config import device_type
 
 START, RECOVERY = "converted", "recovery"
 """Folders in --out of a run with recovery: the model before the training, and the training."""
 _COMPARED_SEQUENCES, _COMPARED_LENGTH = 8, 128
 _MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+FAVOR, TRAINING = flag_group("With --to favor"), flag_group("Training after the conversion")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +62,17 @@ def convert_model(
     model: str | Path,
     *,
     to: Literal["favor", "full"] = "favor",
-    out: Path,
-    features: int | None = None,
-    feature_map: FeatureMapName | None = None,
-    redraw_every: int | None = None,
+    out: OutFlag[Path],
+    features: Annotated[int | None, FAVOR] = None,
+    feature_map: Annotated[FeatureMapName | None, FAVOR] = None,
+    redraw_every: Annotated[int | None, FAVOR] = None,
     layers: list[int] | None = None,
-    data: Path | None = None,
-    steps: int | None = None,
-    set: list[str] | None = None,
+    data: Annotated[DataFlag[Path | None], TRAINING] = None,
+    steps: Annotated[int | None, TRAINING] = None,
+    set: Annotated[SetFlag, TRAINING] = None,
     seed: int = 0,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    force: bool = False,
+    device: Device = "auto",
+    force: ForceFlag = False,
 ) -> ConvertResult | StoppedRun:
     """Replace full attention by FAVOR+ (Performer), or back.
 

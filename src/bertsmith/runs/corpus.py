@@ -13,6 +13,7 @@ from bertsmith.bundled import model_folder
 from bertsmith.data.build_corpus import BuildProgress, build_corpus, check_held_out
 from bertsmith.data.shards import JOURNAL, MANIFEST
 from bertsmith.errors import InputError
+from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import RESULT, claim, write_result
 from bertsmith.runs.result import OneShotResult
 from bertsmith.text.readers import find_files
@@ -41,12 +42,12 @@ def corpus(
     data: list[Path],
     *,
     tokenizer: str | Path,
-    out: Path,
+    out: OutFlag[Path],
     field: str = "text",
     held_out: float = 0.005,
     workers: int | None = None,
     seed: int = 0,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> CorpusResult:
     """Tokenise text files into shards for pre-training.
 

@@ -33,6 +33,7 @@ from bertsmith.runs.exchange import OnnxExportResult, export_model
 from bertsmith.runs.finetune import finetune
 from bertsmith.runs.finetuning import FinetuneResult
 from bertsmith.runs.fit import FitResult, fit
+from bertsmith.runs.flags import ForceFlag
 from bertsmith.runs.output import REPORT, claim, write_result
 from bertsmith.runs.pretrain import PretrainResult, pretrain
 from bertsmith.runs.result import Explanation, OneShotResult, StoppedRun, print_plain
@@ -196,7 +197,7 @@ def demo(
     from_scratch: bool = False,
     steps: int | None = None,
     epochs: float | None = None,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> DemoResult | StoppedRun:
     """Run the whole pipeline on this machine, in under five minutes on two cores, without data or a GPU.
 

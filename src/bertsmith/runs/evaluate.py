@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from bertsmith.bundled import model_folder
+from bertsmith.data.devices import Device
 from bertsmith.data.inference import InferencePrecision
 from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
+from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, flag_group
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.residues import ResidueResult, evaluate_residues
 from bertsmith.runs.result import OneShotResult, print_plain, spread
@@ -42,6 +44,7 @@ class EvaluateResult(OneShotResult):
         return self.scores.metric
 
 
+TEXT = flag_group("Language models on text")
 METRIC_FLAGS = {
     "word_perplexity": ("field", "length", "stride", "articles", "detokenise", "count", "allow_lossy"),
     "residues": ("field", "length", "joined"),
@@ -52,27 +55,27 @@ METRIC_FLAGS = {
 def evaluate(
     model: str | Path,
     *,
-    data: str,
-    out: Path,
+    data: DataFlag[str],
+    out: OutFlag[Path],
     split: str = "dev",
     column: list[str] | None = None,
-    source: str | None = None,
-    target: str | None = None,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-    extra_length: int | None = None,
-    metric: Literal["word_perplexity", "residues"] | None = None,
-    field: str | None = None,
-    length: int | None = None,
-    stride: int | None = None,
-    articles: bool | None = None,
-    detokenise: bool | None = None,
-    count: Literal["words", "published"] | None = None,
-    allow_lossy: bool | None = None,
-    joined: bool | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    source: Annotated[str | None, TRANSLATION] = None,
+    target: Annotated[str | None, TRANSLATION] = None,
+    beam: Annotated[int | None, TRANSLATION] = None,
+    length_penalty: Annotated[float | None, TRANSLATION] = None,
+    extra_length: Annotated[int | None, TRANSLATION] = None,
+    metric: Annotated[Literal["word_perplexity", "residues"] | None, TEXT] = None,
+    field: Annotated[str | None, TEXT] = None,
+    length: Annotated[int | None, TEXT] = None,
+    stride: Annotated[int | None, TEXT] = None,
+    articles: Annotated[bool | None, TEXT] = None,
+    detokenise: Annotated[bool | None, TEXT] = None,
+    count: Annotated[Literal["words", "published"] | None, TEXT] = None,
+    allow_lossy: Annotated[bool | None, TEXT] = None,
+    joined: Annotated[bool | None, TEXT] = None,
+    device: Device = "auto",
     precision: InferencePrecision = "auto",
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> EvaluateResult | WordPerplexityResult | ResidueResult:
     """Score a fine-tuned model on one split of a data set, or a language model on text with --metric.
 

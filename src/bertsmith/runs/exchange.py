@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.files import NewFolder, find_weights, read_json
@@ -20,11 +20,15 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.generator import part_of
 from bertsmith.models.model import Model
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, flag_group
 from bertsmith.runs.output import MARK, check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import TASK_FILE, read_task_record, sample_inputs, write_task_record
+
+QUANTISED, HUGGING_FACE = flag_group("With --to onnx and --to torch"), flag_group("With --to hf")
+PART = flag_group("Export a part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +107,9 @@ class TorchExportResult(ImportResult):
 def import_model(
     model: str | Path,
     *,
-    out: Path,
+    out: OutFlag[Path],
     ignore: list[str] | None = None,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> ImportResult:
     """Convert a Hugging Face model folder to Bertsmith's format.
 
@@ -134,17 +138,17 @@ def import_model(
 def export_model(
     model: str | Path,
     *,
-    out: Path,
+    out: OutFlag[Path],
     to: Literal["hf", "onnx", "torch"] = "hf",
-    precision: Literal["float32", "int8", "int8_static", "int8_weights"] = "float32",
-    calibration: Literal["mean_max", "kl"] = "mean_max",
-    width: float = 1.0,
-    depth: float = 1.0,
-    head: Literal["auto", "masked_tokens"] = "auto",
-    data: str | None = None,
-    part: Literal["encoder", "generator"] = "encoder",
-    native: Literal["auto", "always", "never"] = "auto",
-    force: bool = False,
+    precision: Annotated[Literal["float32", "int8", "int8_static", "int8_weights"], QUANTISED] = "float32",
+    calibration: Annotated[Literal["mean_max", "kl"], QUANTISED] = "mean_max",
+    width: Annotated[float, PART] = 1.0,
+    depth: Annotated[float, PART] = 1.0,
+    head: Annotated[Literal["auto", "masked_tokens"], QUANTISED] = "auto",
+    data: Annotated[DataFlag[str | None], QUANTISED] = None,
+    part: Annotated[Literal["encoder", "generator"], PART] = "encoder",
+    native: Annotated[Literal["auto", "always", "never"], HUGGING_FACE] = "auto",
+    force: ForceFlag = False,
 ) -> HfExportResult | OnnxExportResult | TorchExportResult:
     """Export a model to Hugging Face transformers, to ONNX Runtime or as an 8-bit PyTorch model.
 

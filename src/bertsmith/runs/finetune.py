@@ -10,11 +10,13 @@ from cyclopts import Parameter
 from bertsmith.bundled import model_folder, model_text
 from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.source import SOURCES, check_name, expand_source, replace_source, source_fields
+from bertsmith.data.devices import Device
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.recipes.finetune import Completed, complete
 from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
+from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RecipeFlag, SetFlag, flag_group
 from bertsmith.runs.folder import read_recipe_file
 from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
 from bertsmith.runs.search import SearchResult, find_search, run_search
@@ -24,6 +26,7 @@ from bertsmith.text.rows import Table
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings, TranslationSettings, explain_costs, read_data
 
+SEVERAL_RUNS = flag_group("Several runs")
 IN_MEMORY = "a model given in Python"
 TRANSLATION_DEFAULTS = "the Transformer's paper (Vaswani et al. 2017)"
 
@@ -31,27 +34,27 @@ TRANSLATION_DEFAULTS = "the Transformer's paper (Vaswani et al. 2017)"
 def finetune(
     model: Any = None,
     *,
-    data: str | None = None,
+    data: DataFlag[str | None] = None,
     dev: Any = None,
-    out: Path | None = None,
+    out: OutFlag[Path | None] = None,
     task: str | None = None,
     column: list[str] | None = None,
-    recipe: Path | None = None,
-    source: str | None = None,
-    target: str | None = None,
+    recipe: RecipeFlag = None,
+    source: Annotated[str | None, TRANSLATION] = None,
+    target: Annotated[str | None, TRANSLATION] = None,
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
     adversarial: Literal["none", "sift", "vat"] | None = None,
     teacher: str | Path | None = None,
-    set: list[str] | None = None,
+    set: SetFlag = None,
     seed: int | None = None,
-    seeds: int | None = None,
-    learning_rates: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    seeds: Annotated[int | None, SEVERAL_RUNS] = None,
+    learning_rates: Annotated[list[float] | None, Parameter(consume_multiple=True), SEVERAL_RUNS] = None,
+    device: Device = "auto",
     explain: bool = False,
     resume: bool = False,
-    force: bool = False,
+    force: ForceFlag = False,
     train: Annotated[Sequence[Any] | None, Parameter(parse=False)] = None,
 ) -> FinetuneResult | SearchResult | StoppedRun | Explanation:
     """Fine-tune a model for a task, evaluate it on dev and save it.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,6 +17,7 @@ from bertsmith.checkpoint.source import replace_source
 from bertsmith.errors import InputError
 from bertsmith.report.fit import render_fit_card, render_fit_page
 from bertsmith.report.page import format_megabytes
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag, flag_group
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
 from bertsmith.runs.output import MARK, REPORT, clear, write_answers
 from bertsmith.runs.result import Explanation, OneShotResult, print_explanation, print_plain, spread, to_json
@@ -33,6 +34,7 @@ from bertsmith.toml import override, to_toml
 
 CANDIDATES = ".candidates"  # temporary folder of the artefacts to measure
 CARD = "card.md"
+BUDGET, SEARCH, MEASUREMENTS_GROUP = flag_group("Budget"), flag_group("Search"), flag_group("Measurements")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,28 +71,28 @@ class FitResult(OneShotResult):
 def fit(
     model: str | Path | None = None,
     *,
-    data: str | None = None,
-    out: Path,
-    latency_ms: float | None = None,
-    percentile: int | None = None,
-    length: list[int] | None = None,
-    batch: int | None = None,
-    threads: int | None = None,
-    size_mb: float | None = None,
-    memory_mb: float | None = None,
-    at_least: float | None = None,
-    prefer: Literal["fast", "small"] | None = None,
-    engine: list[str] | None = None,
-    precision: list[str] | None = None,
-    subnets: Literal["even", "layers"] | None = None,
-    vocabulary: Literal["keep", "cut", "auto"] | None = None,
-    split: str | None = None,
-    set: list[str] | None = None,
-    measurements: Path | None = None,
-    fresh: bool = False,
+    data: DataFlag[str | None] = None,
+    out: OutFlag[Path],
+    latency_ms: Annotated[float | None, BUDGET] = None,
+    percentile: Annotated[int | None, BUDGET] = None,
+    length: Annotated[list[int] | None, BUDGET] = None,
+    batch: Annotated[int | None, BUDGET] = None,
+    threads: Annotated[int | None, BUDGET] = None,
+    size_mb: Annotated[float | None, BUDGET] = None,
+    memory_mb: Annotated[float | None, BUDGET] = None,
+    at_least: Annotated[float | None, BUDGET] = None,
+    prefer: Annotated[Literal["fast", "small"] | None, BUDGET] = None,
+    engine: Annotated[list[str] | None, SEARCH] = None,
+    precision: Annotated[list[str] | None, SEARCH] = None,
+    subnets: Annotated[Literal["even", "layers"] | None, SEARCH] = None,
+    vocabulary: Annotated[Literal["keep", "cut", "auto"] | None, SEARCH] = None,
+    split: Annotated[str | None, SEARCH] = None,
+    set: SetFlag = None,
+    measurements: Annotated[Path | None, MEASUREMENTS_GROUP] = None,
+    fresh: Annotated[bool, MEASUREMENTS_GROUP] = False,
     explain: bool = False,
     resume: bool = False,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> FitResult | Explanation:
     """Find the best variant of a model that meets a latency, size or memory budget on this machine.
 

@@ -26,6 +26,7 @@ from bertsmith.report.maps import (
 from bertsmith.report.pictures import NO_PICTURE, has_matplotlib, save_attention_picture, save_study_picture
 from bertsmith.report.study import MapStudy, StudyStatistics, study_statistics, study_texts
 from bertsmith.report.study_page import render_study_page
+from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.text.readers import first_texts
@@ -77,7 +78,7 @@ class StudyResult(OneShotResult):
 def inspect(
     model: list[str | Path],
     *,
-    out: Path,
+    out: OutFlag[Path],
     text: str | None = None,
     pair: str | None = None,
     texts: Path | None = None,
@@ -85,7 +86,7 @@ def inspect(
     length: int | None = None,
     field: str | None = None,
     without_special: bool = False,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> TextMapsResult | StudyResult:
     """Visualise what the heads of a model attend to.
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from bertsmith.errors import InputError
+from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import claim, write_result
 from bertsmith.runs.result import OneShotResult
 from bertsmith.text.passages import DEFAULT_KINDS, Lengths, Passages, pairs_of, parse_kinds
@@ -36,7 +37,7 @@ class PairsResult(OneShotResult):
 def pairs(
     data: list[Path],
     *,
-    out: Path,
+    out: OutFlag[Path],
     kinds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     min_words: int = 5,
     max_words: int = 40,
@@ -44,7 +45,7 @@ def pairs(
     field: str = "text",
     title: str = "title",
     seed: int = 0,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> PairsResult:
     """Make pairs of related texts from documents, to train text embeddings without labels.
 

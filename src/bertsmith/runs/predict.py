@@ -3,18 +3,20 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder
+from bertsmith.data.devices import Device
 from bertsmith.data.inference import InferencePrecision, in_background
 from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
+from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, TextFlag
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
-from bertsmith.runs.result import OneShotResult, print_plain
+from bertsmith.runs.result import OneShotResult, count_of, print_plain, shorten
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
@@ -23,6 +25,10 @@ from bertsmith.text.rows import Table, table_of
 
 WINDOW_ROWS = 1 << 13
 """Rows that are read, answered and written at a time; their vectors take about 200 MB as Python numbers."""
+
+
+MAX_ANSWER = 500
+"""Characters of an answer printed to the console."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +47,18 @@ class PredictResult(OneShotResult):
 def predict(
     model: str | Path,
     *,
-    out: Path,
-    data: str | None = None,
+    out: OutFlag[Path | None] = None,
+    data: DataFlag[str | None] = None,
     split: str = "test",
-    text: list[str] | None = None,
+    text: TextFlag = None,
     pair: list[str] | None = None,
     column: list[str] | None = None,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-    extra_length: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    beam: Annotated[int | None, TRANSLATION] = None,
+    length_penalty: Annotated[float | None, TRANSLATION] = None,
+    extra_length: Annotated[int | None, TRANSLATION] = None,
+    device: Device = "auto",
     precision: InferencePrecision = "auto",
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> PredictResult:
     """Predict with a fine-tuned model, for the rows of a file or for texts on the command line.
 
@@ -64,7 +70,7 @@ def predict(
         Folder of a fine-tuned model.
     out
         Output folder: predictions.jsonl, result.json, predictions.txt if every prediction fits on one line, and
-        official/ with files for the task's official scorer.
+        official/ with files for the task's official scorer. Optional with --text, whose answers are printed.
     data
         File with the input columns of the task (.jsonl, .csv, .tsv, .parquet) or with one text per line (.txt), also
         .gz, .xz, .zst; or, with --split, a folder with one file per split or a data set on the hub.
@@ -89,11 +95,14 @@ def predict(
     force
         Replace the contents of --out.
     """
-    model, out, data = model_folder(model), Path(out), None if data is None else str(data)
+    model, out, data = model_folder(model), None if out is None else Path(out), None if data is None else str(data)
     texts, pairs = ([value] if isinstance(value, str) else value or [] for value in (text, pair))
     if (data is None) == (not texts):
         raise InputError("give either --data with a file or --text with a text, not both")
-    check_out(out, force, model, existing_path(data))
+    if out is None and data is not None:
+        raise InputError("--out is not given; give the folder to write the predictions to")
+    if out is not None:
+        check_out(out, force, model, existing_path(data))
     record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
     task = record.task
 
@@ -103,20 +112,22 @@ def predict(
     rows, is_joint = _check_rows(task, tables())  # bad rows raise before the model is loaded
     predictor = open_predictor(model, record, device, precision)
     start = time.perf_counter()
-    predictions: list[Any] = []
-    writer = PredictionWriter(out, task.changed(name=name_in_split(task.name, split)))
+    given: list[Answer] = []
+    writer = None if out is None else PredictionWriter(out, task.changed(name=name_in_split(task.name, split)))
     with progress_bar("predict") as watch, predictor.model.evaluating():
         done = 0
         for table in [_joined(tables())] if is_joint else in_background(tables()):
             predictor.watch = lambda count, _, before=done: watch(before + count, rows)
             examples = task.examples(table, has_targets=False)
             answers = predictor.answers(examples)
-            if not done:
-                claim(out, force, model, existing_path(data))
-            writer.add(table, examples, answers)
-            predictions += [answer["answer"] for answer in answers] if data is None else []
+            if out is not None and writer is not None:
+                if not done:
+                    claim(out, force, model, existing_path(data))
+                writer.add(table, examples, answers)
+            given += answers if data is None else []
             done += len(table)
-    writer.finish()
+    if writer is not None:
+        writer.finish()
     seconds = time.perf_counter() - start
     mean_layers, layers = layers_used(predictor)
     result = PredictResult(
@@ -125,13 +136,13 @@ def predict(
         model=str(model),
         mean_layers=mean_layers,
         layers=layers,
-        predictions=predictions if data is None else None,
+        predictions=[answer["answer"] for answer in given] if data is None else None,
     )
-    write_result(out, result.to_json())
-    for prediction in result.predictions or ():
-        print_plain(format_answer(prediction))
-    inputs = "1 input" if rows == 1 else f"{rows:,} inputs"
-    print_plain(f"{inputs} in {seconds:.1f} s; written to {out}: predictions.jsonl")
+    for answer in given:
+        print_plain(describe_answer(answer))
+    if out is not None:
+        write_result(out, result.to_json())
+        print_plain(f"{count_of(rows, 'input')} in {seconds:.1f} s; written to {out}: predictions.jsonl")
     return result
 
 
@@ -230,6 +241,33 @@ def one_line(answer: Any) -> str | None:
     return str(answer) if isinstance(answer, int | float) else None
 
 
+def describe_answer(answer: Answer) -> str:
+    """Describe an answer for the console: labels with probabilities, entities, tagged words, or the answer alone.
+
+    >>> describe_answer({"answer": "spam", "score": 0.973, "scores": {"spam": 0.973, "ham": 0.027}})
+    'spam  97.3 %'
+    >>> describe_answer({"answer": ["a", "b"], "scores": {"a": 0.9, "b": 0.8, "c": 0.1}})
+    'a  90.0 %, b  80.0 %'
+    >>> describe_answer({"answer": ["B-PER", "O"], "words": ["Ada", "writes"], "score": 0.9})
+    'Ada/B-PER writes/O'
+    """
+    short = answer["answer"]
+    if "entities" in answer:
+        entities = [(f"{one['type']}: {one['text']}", one["score"]) for one in answer["entities"]]
+        return ", ".join(starmap(_with_probability, entities)) or "(no entities)"
+    if isinstance(short, list) and "words" in answer:
+        return " ".join(f"{word}/{tag}" for word, tag in zip(answer["words"], short, strict=True)) or "(none)"
+    if isinstance(short, list) and isinstance(answer.get("scores"), dict):
+        return ", ".join(_with_probability(label, answer["scores"][label]) for label in short) or "(none)"
+    if isinstance(short, str | int) and "score" in answer:
+        return _with_probability(str(answer.get("text", short)), answer["score"])
+    return format_answer(short)
+
+
+def _with_probability(answer: str, probability: float) -> str:
+    return f"{shorten(answer, MAX_ANSWER) or '(none)'}  {100 * probability:.1f} %"
+
+
 def format_answer(answer: Any) -> str:
     """Format an answer for the console; long vectors are abbreviated.
 
@@ -242,4 +280,4 @@ def format_answer(answer: Any) -> str:
         return f"{', '.join(map(format_answer, answer[:6]))}, … ({len(answer)} numbers)"
     if isinstance(answer, list):
         return ", ".join(map(format_answer, answer)) or "(none)"
-    return str(answer) or "(none)"
+    return shorten(str(answer), MAX_ANSWER) or "(none)"

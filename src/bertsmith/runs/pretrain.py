@@ -5,14 +5,16 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 from bertsmith.checkpoint.store import write_model
+from bertsmith.data.devices import Device
 from bertsmith.errors import InputError
 from bertsmith.models.generator import fold
 from bertsmith.recipes import merge_settings, read_recipe
 from bertsmith.report.attention import Explorer
 from bertsmith.report.pretraining import FilledMask, PretrainingReport, render_pretraining_page
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag, flag_group
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
 from bertsmith.runs.output import REPORT, RESULT
 from bertsmith.runs.result import Explanation, Result, StoppedRun, print_explanation, print_plain, spread
@@ -25,6 +27,8 @@ from bertsmith.training.pretraining import PretrainSettings, make_trainer, steps
 from bertsmith.training.pretraining import explain as explain_costs
 from bertsmith.training.summary import TrainingSummary, summarise_training
 from bertsmith.training.trainer import Trainer
+
+BRANCH = flag_group("Continue from a checkpoint with a decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +49,17 @@ class PretrainResult(Result):
 def pretrain(
     recipe: Path | None = None,
     *,
-    data: Path | None = None,
-    out: Path | None = None,
-    set: list[str] | None = None,
+    data: DataFlag[Path | None] = None,
+    out: OutFlag[Path | None] = None,
+    set: SetFlag = None,
     seed: int | None = None,
     budget: str | None = None,
-    branch: Path | None = None,
-    decay: str | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    branch: Annotated[Path | None, BRANCH] = None,
+    decay: Annotated[str | None, BRANCH] = None,
+    device: Device = "auto",
     explain: bool = False,
     resume: bool = False,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> PretrainResult | StoppedRun | Explanation:
     """Pre-train an encoder on a corpus.
 

@@ -98,3 +98,21 @@ def print_explanation(settings: Record, facts: dict[str, str]) -> Explanation:
 def print_plain(text: str, style: str | None = None) -> None:
     """Print a line without markup, highlighting or wrapping."""
     Console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun in the right form.
+
+    >>> count_of(1, "document"), count_of(2000, "document")
+    ('1 document', '2,000 documents')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shorten(text: str, length: int) -> str:
+    """Return at most `length` characters of a text; "…" marks a cut.
+
+    >>> shorten("a long label", 7)
+    'a long…'
+    """
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bertsmith.checkpoint.masks import MASKS_FILE
+from bertsmith.data.devices import device_type
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.report.finetuning import SeedRun
@@ -35,7 +36,6 @@ from bertsmith.tasks.predictor import TASK_FILE, Predictor
 from bertsmith.toml import read_toml
 from bertsmith.training.finetuning import AnySettings, read_data
 from bertsmith.training.log import LOG, read_log
-from bertsmith.training.run_config import device_type
 
 SEARCH = "search.json"
 MODEL_FILES = ("model.safetensors", MASKS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)

@@ -4,16 +4,20 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 from rich.console import Console
 
 from bertsmith.bundled import model_folder, model_text
+from bertsmith.data.devices import Device
 from bertsmith.errors import InputError
+from bertsmith.runs.flags import flag_group
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import SchedulerLimits, ServeSettings
 
+LIMITS, SHUTDOWN = flag_group("Limits"), flag_group("Shutdown")
+COMPUTE, SIZES = flag_group("Processor"), flag_group("Elastic models")
 KEY_VARIABLE = "BERTSMITH_KEY"
 _DEFAULT_FLOOR = 0.95
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -24,23 +28,23 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    threads: int | None = None,
-    workers: int | None = None,
-    elastic: bool | None = None,
-    floor: float | None = None,
+    device: Device = "auto",
+    threads: Annotated[int | None, COMPUTE] = None,
+    workers: Annotated[int | None, COMPUTE] = None,
+    elastic: Annotated[bool | None, SIZES] = None,
+    floor: Annotated[float | None, SIZES] = None,
     truncate: bool = False,
     key_file: Path | None = None,
-    timeout: float = 30.0,
-    max_body: int = 2_000_000,
-    max_texts: int = 256,
-    max_tokens: int = 65_536,
-    max_requests: int = 512,
-    queue_tokens: int = 65_536,
-    queue_sequences: int = 4096,
-    batch_tokens: int | None = None,
-    drain: int = 40,
-    drain_delay: float = 0.0,
+    timeout: Annotated[float, LIMITS] = 30.0,
+    max_body: Annotated[int, LIMITS] = 2_000_000,
+    max_texts: Annotated[int, LIMITS] = 256,
+    max_tokens: Annotated[int, LIMITS] = 65_536,
+    max_requests: Annotated[int, LIMITS] = 512,
+    queue_tokens: Annotated[int, LIMITS] = 65_536,
+    queue_sequences: Annotated[int, LIMITS] = 4096,
+    batch_tokens: Annotated[int | None, LIMITS] = None,
+    drain: Annotated[int, SHUTDOWN] = 40,
+    drain_delay: Annotated[float, SHUTDOWN] = 0.0,
 ) -> None:
     """Serve models over HTTP: embeddings, predictions, rankings and mask filling.
 

@@ -4,16 +4,18 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from bertsmith.bundled import model_folder, model_text
 from bertsmith.checkpoint.source import FineTunedSource, expand_source, replace_source
 from bertsmith.checkpoint.store import write_model
+from bertsmith.data.devices import Device, device_type
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.model import Model
 from bertsmith.objectives.translation import TranslationConfig
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, RecipeFlag, SetFlag, flag_group
 from bertsmith.runs.folder import RunFolder, read_recipe_file
 from bertsmith.runs.result import Result, StoppedRun, print_explanation, print_plain
 from bertsmith.runs.shrink_results import (
@@ -71,41 +73,41 @@ from bertsmith.tasks.notices import drop_empty_rows
 from bertsmith.tasks.predictor import read_task_record, write_task_record
 from bertsmith.tasks.translation import require_decoder
 from bertsmith.toml import override
-from bertsmith.training.run_config import device_type
 from bertsmith.training.summary import summarise_training
 from bertsmith.training.task_trainer import pair_trainer
 from bertsmith.training.trainer import Trainer
 
 METHODS = ("elastic", "prune", "weights", "exits", "vocabulary")
+ELASTIC, PRUNE, WEIGHTS, EXITS, VOCABULARY = (flag_group(f"With --method {method}") for method in METHODS)
 ShrinkResult = ElasticResult | PruneResult | WeightPruningResult | ExitResult | DecoderExitResult | VocabularyResult
 
 
 def shrink(
     model: str | Path | None = None,
     *,
-    data: str | None = None,
-    out: Path,
+    data: DataFlag[str | None] = None,
+    out: OutFlag[Path],
     method: str | None = None,
-    recipe: Path | None = None,
-    widths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
-    depths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
-    keep: float | None = None,
-    sparsity: float | None = None,
-    tokens: int | None = None,
-    rank: int | None = None,
-    tolerance: float | None = None,
-    blocks: float | None = None,
+    recipe: RecipeFlag = None,
+    widths: Annotated[list[float] | None, Parameter(consume_multiple=True), ELASTIC] = None,
+    depths: Annotated[list[float] | None, Parameter(consume_multiple=True), ELASTIC] = None,
+    keep: Annotated[float | None, PRUNE] = None,
+    sparsity: Annotated[float | None, WEIGHTS] = None,
+    tokens: Annotated[int | None, VOCABULARY] = None,
+    rank: Annotated[int | None, VOCABULARY] = None,
+    tolerance: Annotated[float | None, EXITS] = None,
+    blocks: Annotated[float | None, EXITS] = None,
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
-    augment: str | Path | None = None,
+    augment: Annotated[str | Path | None, ELASTIC] = None,
     column: list[str] | None = None,
-    set: list[str] | None = None,
+    set: SetFlag = None,
     seed: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     explain: bool = False,
     resume: bool = False,
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> ShrinkResult | Result:
     """Make a fine-tuned model smaller or elastic.
 

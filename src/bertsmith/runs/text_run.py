@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertsmith.checkpoint.store import load
+from bertsmith.data.devices import device_type
 from bertsmith.models.model import Model
 from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult
 from bertsmith.text.readers import split_documents
-from bertsmith.training.run_config import device_type
 from bertsmith.training.word_perplexity import max_context
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
+from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.text.extend import Extension, extend_tokenizer
@@ -72,7 +73,7 @@ class TokenizerResult(OneShotResult):
 def tokenizer(
     data: list[Path],
     *,
-    out: Path,
+    out: OutFlag[Path],
     kind: Literal["wordpiece", "bytes", "unigram", "characters"] | None = None,
     vocabulary: int | None = None,
     lowercase: bool | None = None,
@@ -81,7 +82,7 @@ def tokenizer(
     extend: str | Path | None = None,
     tokens: int | None = None,
     field: str = "text",
-    force: bool = False,
+    force: ForceFlag = False,
 ) -> TokenizerResult:
     """Learn a tokenizer from text files, or add tokens to an existing one with --extend.
 

@@ -12,6 +12,7 @@ from bertsmith.answers.sequences import Features
 from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.source import FineTunedSource, expand_source
 from bertsmith.checkpoint.store import load, write_model
+from bertsmith.data.devices import device_type
 from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
@@ -30,7 +31,6 @@ from bertsmith.toml import read_toml
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.finetuning import processes_of
 from bertsmith.training.interrupts import explain_faults
-from bertsmith.training.run_config import device_type
 from bertsmith.training.trainer import Trainer
 
 RECIPE = "recipe.toml"

@@ -35,8 +35,10 @@ _CHOICE_PREFIXES = ("ending", "choice", "solution", "option")
 
 
 class Choice(Task[ChoiceExample]):
-    """Select the correct choice. Each choice is encoded with the context and the question in its own sequence:
-    [CLS] context question [SEP] choice [SEP].
+    """Select the correct one of several choices.
+
+    Each choice is encoded with the context and the question in its own sequence: [CLS] context question [SEP] choice
+    [SEP].
     """
 
     kind: Literal["choice"] = "choice"

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from bertsmith.answers.sequences import Answer
 from bertsmith.checkpoint.source import ModelSource, check_name
 from bertsmith.checkpoint.store import load
+from bertsmith.data.devices import device_type
 from bertsmith.data.examples import ExampleConfig, ExamplePlan
 from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
@@ -57,7 +58,7 @@ from bertsmith.training.quantising import (
     calibrate_pair_ranges,
     calibrate_ranges,
 )
-from bertsmith.training.run_config import Method, RunConfig, device_type
+from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
 from bertsmith.training.trainer import Trainer

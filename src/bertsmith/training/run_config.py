@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from bertsmith.errors import InputError
+from bertsmith.data.devices import device_type
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.settings import Record
@@ -28,14 +28,6 @@ _PEAKS = {
     "V100": 125e12,
     "T4": 65e12,
 }
-
-
-def device_type(device: str) -> str:
-    """Return "cuda" or "cpu" for a requested device: "auto", "cpu" or "cuda"."""
-    has_cuda = torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
-        raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
-    return "cuda" if device != "cpu" and has_cuda else "cpu"
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -78,7 +70,7 @@ class RunConfig(Record):
     """Trackers that receive the log as well."""
 
     def is_half(self, device: str) -> bool:
-        """Return whether matrix products are in bfloat16 on a requested device ("auto", "cpu" or "cuda")."""
+        """Return whether matrix products are in bfloat16 on a requested device."""
         if self.precision == "auto":
             return device_type(device) == "cuda"
         return self.precision == "bfloat16"

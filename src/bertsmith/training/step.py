@@ -14,6 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from bertsmith.data.devices import device_type
 from bertsmith.data.random import seed_everything
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
@@ -24,7 +25,7 @@ from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
 from bertsmith.training.determinism import enter_deterministic_mode, explains_nondeterminism
 from bertsmith.training.meter import Meter
-from bertsmith.training.run_config import Method, RunConfig, device_type
+from bertsmith.training.run_config import Method, RunConfig
 
 RECOMPILE_LIMIT = 128
 

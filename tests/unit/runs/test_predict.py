@@ -11,7 +11,7 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
-from bertsmith.runs.predict import one_line
+from bertsmith.runs.predict import describe_answer, one_line
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
@@ -138,8 +138,19 @@ def test_all_input_formats_give_the_same_answers(form: str, single: Path, tmp_pa
 def test_texts_on_the_command_line(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["predict", str(single), "--text", "good", "--text", "", "--out", str(tmp_path / "out"), "--device", "cpu"])
     output = capsys.readouterr().out.splitlines()
-    assert output[:2] == bertsmith.Predictor.load(single).predict(["good", ""])
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["predictions"] == output[:2]
+    details = bertsmith.Predictor.load(single).details(["good", ""])
+    assert output[:2] == [f"{row['answer']}  {100 * row['score']:.1f} %" for row in details]
+    written = json.loads((tmp_path / "out" / "result.json").read_text())["predictions"]
+    assert written == [row["answer"] for row in details]
+    main(["predict", str(single), "-t", "good", "-t", "", "--device", "cpu"])
+    assert capsys.readouterr().out.splitlines() == output[:2]
+
+
+def test_entities_are_printed_with_their_probability() -> None:
+    entities = [{"type": "PER", "text": "Ada", "begin": 0, "end": 3, "score": 0.98}]
+    answer = {"answer": ["B-PER", "O"], "words": ["Ada", "sits"], "score": 0.9, "entities": entities}
+    assert describe_answer(answer) == "PER: Ada  98.0 %"
+    assert len(describe_answer({"answer": "x" * 3000, "score": 1.0})) < 600
 
 
 def test_pairs_by_two_flags_or_two_columns(paired: Path, tmp_path: Path) -> None:

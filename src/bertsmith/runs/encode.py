@@ -1,0 +1,171 @@
+"""`bertsmith encode` and `bertsmith fill-mask`: vectors of texts, and the words that a model expects at masks."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+from torch import Tensor
+from torch.nn.functional import normalize as normalised
+
+from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.store import load
+from bertsmith.data.devices import Device, device_type
+from bertsmith.data.inference import InferencePrecision
+from bertsmith.errors import InputError
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, TextFlag
+from bertsmith.runs.output import check_out, claim, write_result
+from bertsmith.runs.predict import format_answer
+from bertsmith.runs.result import OneShotResult, count_of, print_plain
+from bertsmith.text.readers import find_files, read_documents
+
+VECTORS = "vectors.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeResult(OneShotResult):
+    """Number and width of the vectors; `vectors` is set for --text only, vectors.npy always has them."""
+
+    texts: int
+    width: int
+    seconds: float
+    model: str
+    vectors: list[list[float]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMaskResult(OneShotResult):
+    """The most probable tokens of every mask, by text."""
+
+    masks: list[list[list[tuple[str, float]]]]
+
+
+def encode(
+    model: str | Path,
+    *,
+    text: TextFlag = None,
+    data: DataFlag[list[Path] | None] = None,
+    out: OutFlag[Path | None] = None,
+    field: str = "text",
+    normalize: bool = False,
+    device: Device = "auto",
+    precision: InferencePrecision = "auto",
+    force: ForceFlag = False,
+) -> EncodeResult:
+    """Encode texts as vectors: the output of the model's embedder head, or the mean of its hidden states.
+
+    Parameters
+    ----------
+    model
+        A bundled model (small), or a Bertsmith or Hugging Face model folder.
+    text
+        Text to encode; repeatable. Without --out, the vectors are printed.
+    data
+        Files or folders with texts: .txt with documents between blank lines, .jsonl (also .gz, .xz, .zst) or .parquet;
+        repeatable. Files of any size are read and written some thousand texts at a time.
+    out
+        Output folder: vectors.npy, a float32 array with one row per text, and result.json. Optional with --text.
+    field
+        Field or column with the text in .jsonl and .parquet files.
+    normalize
+        Scale every vector to length 1.
+    device
+        Device to run on; "auto" uses a GPU if one is available.
+    precision
+        Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU.
+    force
+        Replace the contents of --out.
+    """
+    folder, out = model_folder(model), None if out is None else Path(out)
+    texts = [text] if isinstance(text, str) else text or []
+    if (data is None) == (not texts):
+        raise InputError("give either --data with files or --text with a text, not both")
+    if data is not None and out is None:
+        raise InputError("--out is not given; give the folder to write the vectors to")
+    files = [] if data is None else find_files([data] if isinstance(data, str | Path) else data)
+    if out is not None:
+        check_out(out, force, folder, *files)
+    documents = iter(texts) if data is None else read_documents(files, field)
+    first = next(documents, None)
+    if first is None:
+        raise InputError(f"--data {str(files[0])!r} has no text; give files with texts")
+    loaded = load(folder, device=device_type(device))
+    start = time.perf_counter()
+    windows = loaded.encode_stream(chain([first], documents), precision=precision)
+    windows = (normalised(window, dim=-1) if normalize else window for window in windows)
+    vectors = torch.cat(list(windows)) if data is None else None
+    if out is None:
+        assert vectors is not None
+        count, width = vectors.shape
+    else:
+        claim(out, force, folder, *files)
+        count, width = write_vectors(out / VECTORS, windows if vectors is None else iter([vectors]))
+    result = EncodeResult(
+        texts=count,
+        width=width,
+        seconds=round(time.perf_counter() - start, 3),
+        model=str(folder),
+        vectors=None if vectors is None else vectors.tolist(),
+    )
+    for vector in result.vectors or ():
+        print_plain(format_answer(vector))
+    if out is not None:
+        write_result(out, result.to_json())
+        print_plain(f"{count_of(count, 'vector')} of {width} numbers in {result.seconds:.1f} s; written to {out}")
+    return result
+
+
+def fill_mask(
+    model: str | Path,
+    *,
+    text: Annotated[list[str], Parameter(alias="-t")],
+    top: int = 5,
+    device: Device = "auto",
+) -> FillMaskResult:
+    """Print the most probable words at the masks of a text.
+
+    Parameters
+    ----------
+    model
+        A bundled model (small), or a Bertsmith or Hugging Face model folder with a masked-LM head.
+    text
+        Text with one or more [MASK]; repeatable.
+    top
+        Number of words per mask.
+    device
+        Device to run on; "auto" uses a GPU if one is available.
+    """
+    if top < 1:
+        raise InputError(f"--top is {top}; allowed: 1 or more")
+    loaded = load(model_folder(model), device=device_type(device))
+    masks = [loaded.fill_mask(one, top=top) for one in ([text] if isinstance(text, str) else text)]
+    for filled in (mask for of_text in masks for mask in of_text):
+        print_plain(", ".join(f"{token}  {100 * probability:.1f} %" for token, probability in filled))
+    return FillMaskResult(masks=masks)
+
+
+def write_vectors(path: Path, windows: Iterator[Tensor]) -> tuple[int, int]:
+    """Write windows of vectors to a .npy file as they come; return the number of vectors and their width."""
+    count, width = 0, 0
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("wb") as file:
+        for window in windows:
+            if not count:
+                width = window.shape[1]
+                _write_header(file, 0, width)
+            file.write(np.ascontiguousarray(window.cpu().numpy(), dtype="<f4").tobytes())
+            count += len(window)
+        file.seek(0)
+        _write_header(file, count, width)  # as long as the first one: the format leaves room for the number of rows
+    unfinished.replace(path)
+    return count, width
+
+
+def _write_header(file: BinaryIO, count: int, width: int) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -1,0 +1,100 @@
+"""The command line as people type it: listings, vectors, masks, short flags and hints."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.data.devices import device_type
+from bertsmith.errors import InputError
+from bertsmith.models.published import PRESETS
+from bertsmith.runs.result import print_explanation
+from bertsmith.tasks import TASKS
+from bertsmith.training.pretraining import PretrainSettings
+
+
+def test_list_prints_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list"])
+    names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert names >= {"small", *PRESETS, *TASKS}
+    main(["list", "tasks"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == sorted(TASKS)
+
+
+def test_info_describes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["info", "small"])
+    assert "12 layers of width 256" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit):
+        main(["info", str(tmp_path / "empty")])
+    assert "has no config.json, so it is not a model folder" in capsys.readouterr().err
+
+
+def test_encode_prints_or_writes_the_vectors_of_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["a parcel", "a much longer text about\nthe weather", "third"]
+    expected = bertsmith.load("small").encode(texts).numpy()
+    file, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    file.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts), encoding="utf-8")
+    main(["encode", "small", "-d", str(file), "--field", "body", "-o", str(out), "--device", "cpu"])
+    np.testing.assert_allclose(np.load(out / "vectors.npy"), expected, atol=1e-6)
+    capsys.readouterr()
+    main(["encode", "small", "-t", texts[0], "--device", "cpu"])
+    assert capsys.readouterr().out.startswith(f"{expected[0, 0]:.4g}"[:4])
+    main(["encode", "small", "-d", str(file), "--field", "body", "-o", str(out), "-f", "--normalize"])
+    np.testing.assert_allclose(np.linalg.norm(np.load(out / "vectors.npy"), axis=1), 1, atol=1e-5)
+
+
+def test_fill_mask_prints_the_words_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "the capital of france is [MASK]."
+    main(["fill-mask", "small", "-t", text, "--top", "2", "--device", "cpu"])
+    (first, _), (second, _) = bertsmith.load("small").fill_mask(text, top=2)[0]
+    words = [part.split()[0] for part in capsys.readouterr().out.split(", ")]
+    assert words == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["finetune", "small", "--lr", "1"], "unknown option --lr; use --learning-rate"),
+        (["pretrain", "bert-tiny", "--lr", "1"], "use --set optimizer.learning_rate=…"),
+        (["finetune", "small", "--batch-size", "8"], "use --batch"),
+        (["pretrain", "bert-tiny", "--batch-size", "8"], "use --set batch.tokens=…"),
+        (["finetune", "small", "--output-dir", "x"], "use --out"),
+        (["pretrain", "bert-tiny", "--set", "learning_rate=1"], "did you mean 'optimizer.learning_rate'?"),
+        (["pretrain", "bert-tiny", "--set", "batch_size=1"], "did you mean 'batch.tokens'?"),
+        (["predict", "x", "--text", "a", "--device", "gpu"], "device is 'gpu'; did you mean 'cuda'?"),
+        (["predict", "x", "--data", "a.csv"], "--out is not given"),
+    ],
+)
+def test_usual_names_are_answered_with_ours(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_devices_in_python_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert device_type("mps") == "mps"
+    assert device_type("auto") == "cpu"
+    with pytest.raises(InputError, match="allowed: auto, cpu, mps"):
+        device_type("cuda")
+    with pytest.raises(InputError, match="did you mean 'cuda'"):
+        device_type("gpu")
+
+
+def test_explain_names_allowed_values(capsys: pytest.CaptureFixture[str]) -> None:
+    print_explanation(PretrainSettings.parse({"model": "bert-tiny"}), {})
+    output = capsys.readouterr().out
+    assert "allowed: masked_lm, replaced_tokens, causal_lm, masked_and_causal" in output
+    assert "allowed: linear, cosine, noam, wsd, constant" in output
+
+
+def test_help_groups_flags_by_method(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["shrink", "--help"])
+    output = capsys.readouterr().out
+    assert output.index("With --method prune") < output.index("--keep") < output.index("With --method vocabulary")

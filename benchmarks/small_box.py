@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 
 import bertsmith
-from bertsmith.checkpoint.files import write_json
 from bertsmith.checkpoint.hf.writing import tokenizer_config
+from bertsmith.files import write_json
 from bertsmith.models.convert import with_encoder
 from bertsmith.toml import read_toml, to_toml
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import bertsmith
-from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.hf.writing import NativeChoice, save_hf
 from bertsmith.checkpoint.store import free_folder, read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, check_artefact
@@ -16,6 +15,7 @@ from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import METADATA_FILE
 from bertsmith.errors import InputError, nearest
+from bertsmith.files import NewFolder, read_json, write_json
 from bertsmith.models.generator import Part, part_of
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer

@@ -104,6 +104,19 @@ class Record(BaseModel):
         return self.model_dump(mode="json")
 
 
+def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> None:
+    """Raise InputError if the settings of a resumed run differ from the settings it was started with."""
+    for name, value in earlier.items():
+        setting = f"{path}{name}"
+        if isinstance(value, dict) and isinstance(now.get(name), dict):
+            check_same(value, now[name], f"{setting}.")
+        elif value != now.get(name):
+            raise InputError(
+                f"--resume: {setting} is {now.get(name)!r}, but the run was started with {value!r}; start a new run to "
+                "change it"
+            )
+
+
 class ByKind:
     """Annotation of a field whose record class is selected by its `kind`: `Annotated[Base, ByKind(TABLE)]`."""
 

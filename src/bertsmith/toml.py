@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.files import read_text
 from bertsmith.settings import Plain
 
 
 def read_toml(path: Path) -> Plain:
     """Return the content of a TOML file as plain data."""
+    if not path.exists():
+        raise InputError(f"recipe {str(path)!r} does not exist")
+    if path.is_dir():
+        raise InputError(f"recipe {str(path)!r} is a folder; give a .toml file")
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise InputError(f"recipe {str(path)!r} does not exist") from None
-    except IsADirectoryError:
-        raise InputError(f"recipe {str(path)!r} is a folder; give a .toml file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path).replace("\r\n", "\n"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"recipe {str(path)!r} is not valid TOML: {error}") from None
 
 

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS: dict[str, str] = {
     "errors": "the one exception for bad input",
+    "files": "files and folders: checked, atomic, locked, sealed",
     "bundled": "models that come with the package",
     "settings": "strict records for configs and recipes",
     "toml": "recipes as files",

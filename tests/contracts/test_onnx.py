@@ -11,13 +11,13 @@ from choosing import slow_unless
 from elastic_cases import ENCODERS
 from torch import Tensor
 
-from bertsmith.checkpoint.files import read_json
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.engines.onnx_engine import OnnxRunner
 from bertsmith.engines.onnx_graph import OPSET
 from bertsmith.exporting import write_onnx
+from bertsmith.files import read_json
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.positions import RelativeConfig

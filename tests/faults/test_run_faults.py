@@ -139,3 +139,48 @@ def test_sigterm_while_measuring_the_budget_raises(
     with pytest.raises(InputError, match="interrupted while timing steps for the budget"):
         bertsmith.pretrain(recipe, data=corpus_folder, out=tmp_path / "run", budget="10h", device="cpu")
     assert list(tmp_path.iterdir()) == []
+
+
+def interrupted_run(recipe: Path, corpus_folder: Path, out: Path, number: int = signal.SIGTERM) -> None:
+    """Interrupt a run by a signal in its sixth step."""
+    real = Trainer._step
+
+    def step(self: Trainer, *arguments: object) -> None:
+        real(self, *arguments)
+        if self.progress.step == 6:
+            os.kill(os.getpid(), number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", step)
+        assert not bertsmith.pretrain(recipe, data=corpus_folder, out=out, device="cpu")["is_finished"]
+
+
+def test_hangup_saves_a_checkpoint(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    interrupted_run(recipe, corpus_folder, tmp_path / "run", signal.SIGHUP)
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert path is not None
+    assert path.name == "step-00000006"
+
+
+def test_changed_recipe_is_not_resumed(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    interrupted_run(recipe, corpus_folder, out)
+    lines = (out / "recipe.toml").read_text().splitlines(keepends=True)
+    cut = [line for line in lines if not line.startswith("steps = ")]
+    assert len(cut) == len(lines) - 1
+    (out / "recipe.toml").write_text("".join(cut))
+    with pytest.raises(InputError, match=r"run.steps is 1000, but the run was started with 20"):
+        bertsmith.pretrain(out=out, resume=True, device="cpu")
+
+
+def test_resuming_with_other_threads_warns(
+    recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    interrupted_run(recipe, corpus_folder, out)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    result = bertsmith.pretrain(out=out, resume=True, device="cpu")
+    assert result["threads"] == 3
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "used 1 CPU threads until now and uses 3 from here on" in printed
+    assert "set OMP_NUM_THREADS=1 to avoid it" in printed

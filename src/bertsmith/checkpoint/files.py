@@ -1,10 +1,8 @@
-"""Files of weights and settings; new folders appear complete or not at all."""
+"""Files of weights."""
 
-import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -13,40 +11,28 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.files import read_json, verify_file
 
 Precision = Literal["float32", "float16", "bfloat16"]
 """Precision of written weights; half precision is widened on reading."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{str(path)!r} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{str(path)!r} holds a {type(data).__name__}; allowed: an object")
-    return data
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file, or all files that an index.json names."""
     if path.suffix == ".json":
-        names = sorted(set(read_json(path).get("weight_map", {}).values()))
-        if not names:
+        weight_map = read_json(path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
             raise InputError(f"{str(path)!r} lists no weight files under 'weight_map'")
+        for name in weight_map.values():
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise InputError(f"{str(path)!r} names {name!r}; allowed: a .safetensors file in the same folder")
         tensors: dict[str, Tensor] = {}
-        for name in names:
-            if Path(name).name != name:
-                raise InputError(f"{str(path)!r} names {name!r}; allowed: a file in the same folder")
+        for name in sorted(set(weight_map.values())):
             tensors |= read_tensors(path.parent / name)
         return tensors
+    verify_file(path)
     try:
         return load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{str(path)!r} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise InputError(f"{str(path)!r} is not a complete safetensors file: {error}") from None
 
@@ -131,38 +117,7 @@ def in_precision(tensors: dict[str, Tensor], precision: Precision | None) -> dic
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file; tensors that share memory are copied."""
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode  # follows the umask; the library makes its files private
     save_file(plain, path, metadata=metadata or {"format": "pt"})
-
-
-def write_json(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-class NewFolder:
-    """A folder that appears complete or not at all: written under a temporary name, synced, renamed on success.
-
-    An old folder of that name is replaced only when the new one is complete.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.final = folder
-        self.temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        shutil.rmtree(self.temporary, ignore_errors=True)
-        self.temporary.mkdir(parents=True)
-        return self.temporary
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self.temporary, ignore_errors=True)
-            return
-        for path in self.temporary.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        old = self.final.with_name(f".{self.final.name}.old-{os.getpid()}")
-        if self.final.exists():
-            self.final.rename(old)
-        self.temporary.rename(self.final)
-        shutil.rmtree(old, ignore_errors=True)
+    os.chmod(path, mode)

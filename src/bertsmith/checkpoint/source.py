@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from bertsmith.bundled import NAMES, model_folder
-from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.hf.adapter import HfConfig
 from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.checkpoint.store import load, read_config
 from bertsmith.errors import InputError, nearest
+from bertsmith.files import read_json
 from bertsmith.layers.mixers.sparse import SparseConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract, rebuild

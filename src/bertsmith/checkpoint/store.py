@@ -7,15 +7,12 @@ import torch
 
 from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.files import (
-    NewFolder,
     Precision,
     copy_tensors,
     find_weights,
     in_precision,
-    read_json,
     read_tensors,
     tensors_of,
-    write_json,
     write_tensors,
 )
 from bertsmith.checkpoint.hf.reading import load_hf
@@ -23,6 +20,7 @@ from bertsmith.checkpoint.hf.task_heads import SENTENCE_FILES
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.checkpoint.masks import MASKS_FILE, read_masks, write_masks
 from bertsmith.errors import InputError
+from bertsmith.files import NewFolder, read_json, write_json
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
 from bertsmith.models.config import ModelConfig

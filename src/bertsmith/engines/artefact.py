@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
 from bertsmith.data.devices import device_type
 from bertsmith.engines.base import Artefact, Engine, Runner, Sample
@@ -11,6 +10,7 @@ from bertsmith.engines.exit_runner import with_exits
 from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.torch_engine import CompiledEngine, TorchEngine
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.models.model import Model
 
 ARTEFACT_FILE = "artefact.json"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bertsmith.answers.chart import WEIGHTS_FILE, SpanWeights
-from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.checkpoint.store import read_config
 from bertsmith.data.layout import SequenceLayout
@@ -35,6 +34,7 @@ from bertsmith.engines.onnx_graph import (
 )
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphHead, Session, open_session
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want

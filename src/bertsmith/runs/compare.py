@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.devices import Device
 from bertsmith.data.shards import read_manifest
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.report.comparison import (
     NOTE,
     ComparedRun,
@@ -24,7 +24,7 @@ from bertsmith.report.comparison import (
 )
 from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag
 from bertsmith.runs.folder import finished_result
-from bertsmith.runs.output import REPORT, RESULT, check_out, claim, write_result
+from bertsmith.runs.output import REPORT, RESULT, check_out, claim, lock, write_result
 from bertsmith.runs.pretrain import plain_settings, run_pretraining
 from bertsmith.runs.result import Result, StoppedRun, print_plain
 from bertsmith.settings import Plain
@@ -102,6 +102,7 @@ def compare(
     plan |= {"recipes": {name: recipe.plain() for name, recipe in settings.items()}}
     if resume:
         steps = _planned_steps(out, plan)
+        lock(out)
     else:
         inputs = [Path(recipe.data) for recipe in settings.values() if recipe.data is not None]
         check_out(out, force, *inputs)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
 from bertsmith.bundled import model_folder
-from bertsmith.checkpoint.files import NewFolder, find_weights, read_json
+from bertsmith.checkpoint.files import find_weights
 from bertsmith.checkpoint.hf.writing import NativeChoice, plan_hf
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact, write_artefact
@@ -15,6 +15,7 @@ from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE
 from bertsmith.errors import InputError
 from bertsmith.exporting import check_options, exactness, read_result, write_card, write_onnx
+from bertsmith.files import NewFolder, read_json
 from bertsmith.layers.quantised import RangeKind
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from bertsmith.bundled import model_folder, model_text
-from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.source import SOURCES, check_name, expand_source, replace_source, source_fields
 from bertsmith.data.devices import Device
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.recipes.finetune import Completed, complete

@@ -8,9 +8,9 @@ from typing import Any
 
 from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder
-from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.store import write_model
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.models.model import Model
 from bertsmith.report.finetuning import SeedRun, build_task_report, render_finetuning_page
 from bertsmith.report.page import format_duration
@@ -143,11 +143,11 @@ def run_finetuning(
             write_task_record(settings.task_record, out)
             write_answers(out / "dev.predictions.jsonl", answers)
             write_files(out / "dev.official", task.files(data.dev, answers))
-            run.finish(result)
             notices = [*finetuning.notices, *(notice.text for notice in result.training.notices)]
             write_finetuning_page(
                 settings, data.dev, answers, evaluation, result, out, rows=trainer.log.rows, notices=notices
             )
+            run.finish(result)
             if isinstance(settings, FinetuneSettings):  # translation runs keep run.keep checkpoints
                 shutil.rmtree(out / "checkpoints", ignore_errors=True)
             if trainer.show:

@@ -15,11 +15,12 @@ from rich.table import Table
 from bertsmith.bundled import model_text
 from bertsmith.checkpoint.source import replace_source
 from bertsmith.errors import InputError
+from bertsmith.files import clear, write_text
 from bertsmith.report.fit import render_fit_card, render_fit_page
 from bertsmith.report.page import format_megabytes
 from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag, flag_group
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
-from bertsmith.runs.output import MARK, REPORT, clear, write_answers
+from bertsmith.runs.output import MARK, REPORT, write_answers
 from bertsmith.runs.result import Explanation, OneShotResult, print_explanation, print_plain, spread, to_json
 from bertsmith.settings import Plain
 from bertsmith.shrinking.fit import measure
@@ -199,7 +200,7 @@ def run_fit(
         run.claim()
         if resume:
             clear(out, keep=(MEASUREMENTS, RECIPE, MARK))
-        (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
+        write_text(out / RECIPE, to_toml(settings.plain()))
         store = Measurements(out / MEASUREMENTS, earlier, copies=[cache_file()])
         work = out / CANDIDATES
         work.mkdir(exist_ok=True)

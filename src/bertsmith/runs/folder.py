@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from accelerate import PartialState
 
-from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
-from bertsmith.runs.output import RESULT, check_out, claim, write_result
+from bertsmith.files import read_json, remove_leftovers, write_json, write_text
+from bertsmith.runs.output import RESULT, check_out, claim, lock, unlock, write_result
 from bertsmith.runs.result import Result
-from bertsmith.settings import Plain, Record
+from bertsmith.settings import Plain, Record, check_same
 from bertsmith.toml import read_toml, to_toml
 from bertsmith.training.interrupts import explain_fault
 
@@ -29,8 +29,8 @@ class RunFolder:
             trainer.run(resume=run.is_resumed)
             return run.finish(result)                   # writes result.json, last
 
-    On exit, system errors such as a full disk become an InputError that explains how to resume. With several processes
-    only the main process writes.
+    The folder is locked while the run uses it. On exit, system errors such as a full disk become an InputError that
+    explains how to resume. With several processes only the main process writes.
     """
 
     def __init__(
@@ -59,6 +59,9 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         if self.is_resumed:
             self._check_resume()
+            if self.is_main:
+                lock(self.path)
+                remove_leftovers(self.path)
         elif self.is_main:
             check_out(self.path, self.force, *self.inputs)
         return self
@@ -66,18 +69,24 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        unlock(self.path)
         if error is not None and self._is_claimed:
             fault = explain_fault(error, self.path, self.training)
             if fault is not None:
                 raise fault from None
 
-    def claim(self, settings: Record | None = None) -> None:
-        """Empty the folder and write recipe.toml, unless the run is resumed; `settings` replace the initial ones."""
+    def claim(self, settings: Record | None = None, *, files: Mapping[str, object] | None = None) -> None:
+        """Empty the folder and write recipe.toml, unless the run is resumed; `settings` replace the initial ones.
+
+        `files` are further JSON files by name, which exist whenever recipe.toml does.
+        """
         self.settings = settings or self.settings
         if self.is_main and not self.is_resumed:
             claim(self.path, self.force, *self.inputs)
+            for name, content in (files or {}).items():
+                write_json(self.path / name, content)
             if self.settings is not None:
-                (self.path / RECIPE).write_text(to_toml(self.settings.plain()), encoding="utf-8")
+                write_text(self.path / RECIPE, to_toml(self.settings.plain()))
         self.state.wait_for_everyone()
         self._is_claimed = True
 
@@ -113,16 +122,3 @@ def finished_result(folder: Path) -> Plain | None:
         return None
     result: Plain = read_json(folder / RESULT)
     return result if result.get("is_finished") else None
-
-
-def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> None:
-    """Raise InputError if the settings of a resumed run differ from the settings it was started with."""
-    for name in earlier:
-        setting = f"{path}{name}"
-        if isinstance(earlier[name], dict) and isinstance(now[name], dict):
-            check_same(earlier[name], now[name], f"{setting}.")
-        elif earlier[name] != now[name]:
-            raise InputError(
-                f"--resume: {setting} is {now[name]!r}, but the run was started with {earlier[name]!r}; start a new "
-                "run to change it"
-            )

@@ -2,17 +2,18 @@
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.files import FolderLock, clear, write_json
 
 RESULT = "result.json"
 REPORT = "report.html"
 MARK = ".bertsmith"
-"""File that marks folders created by a run; a folder without it is never emptied."""
+"""File that marks folders created by a run; a folder without it is never emptied. A run in progress locks it."""
+_locks: dict[Path, FolderLock] = {}
 
 
 def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
@@ -27,7 +28,7 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
     home = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise InputError(f"--out {str(out)!r} cannot be written: {str(home)!r} does not allow it; give another folder")
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir() or not any(entry.name != MARK for entry in out.iterdir()):
         return
     if not force:
         raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
@@ -35,27 +36,34 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
         raise InputError(
             f"--out {str(out)!r} was not made by a bertsmith command, so --force does not empty it; give another folder"
         )
+    lock(out)
 
 
 def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
-    """Create the output folder, or empty it with `force` if a run created it."""
+    """Create the output folder, or empty it with `force` if a run created it; it is locked until `write_result`."""
     check_out(out, force, *inputs)
-    if out.is_dir():
-        clear(out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).touch()
+    lock(out)
+    clear(out, keep=(MARK,))
     return out
 
 
-def clear(out: Path, keep: Sequence[str] = ()) -> None:
-    """Remove everything in a folder except the names in `keep`; links are removed, not their targets."""
-    for entry in out.iterdir():
-        if entry.name in keep:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def lock(out: Path) -> None:
+    """Lock an output folder for this process until `unlock`; raise InputError if another process uses it."""
+    key = out.resolve()
+    if key in _locks:
+        return
+    held = FolderLock(out / MARK)
+    if not held.acquire():
+        raise InputError(f"--out {str(out)!r} is in use by another bertsmith process; wait for it to end, or stop it")
+    _locks[key] = held
+
+
+def unlock(out: Path) -> None:
+    """End the lock of an output folder."""
+    held = _locks.pop(out.resolve(), None)
+    if held is not None:
+        held.release()
 
 
 def _overlap(out: Path, path: Path) -> bool:
@@ -64,13 +72,9 @@ def _overlap(out: Path, path: Path) -> bool:
 
 
 def write_result(out: Path, content: Mapping[str, Any]) -> None:
-    """Write result.json atomically."""
-    temporary = out / f".{RESULT}.{os.getpid()}"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(out / RESULT)
+    """Write result.json, which marks a run as finished, and unlock the folder."""
+    write_json(out / RESULT, content)
+    unlock(out)
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

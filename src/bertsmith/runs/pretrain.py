@@ -1,6 +1,5 @@
 """`bertsmith pretrain`: pre-train an encoder on a corpus."""
 
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from typing import Annotated
 from bertsmith.checkpoint.store import write_model
 from bertsmith.data.devices import Device
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_text
 from bertsmith.models.generator import fold
 from bertsmith.recipes import merge_settings, read_recipe
-from bertsmith.report.attention import Explorer
-from bertsmith.report.pretraining import FilledMask, PretrainingReport, render_pretraining_page
+from bertsmith.report.pretraining import PretrainingReport, render_pretraining_page
 from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag, flag_group
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
 from bertsmith.runs.output import REPORT, RESULT
@@ -152,12 +151,12 @@ def run_pretraining(
         result = _result(settings, trainer)
         if run.is_main:
             write_model(fold(trainer.model), run.path)
-            run.finish(result)
             commands = (
                 f'bertsmith inspect {run.path} --text "Some words." --out maps',
                 f"bertsmith export {run.path} --out hf-model",
             )
-            write_report(run.path, run.path / REPORT, title=run.path.name, commands=commands)
+            write_report(run.path, result.to_json(), title=run.path.name, commands=commands)
+            run.finish(result)
             if prints:
                 _print_result(result, run.path)
         trainer.close()
@@ -253,19 +252,10 @@ def _print_result(result: PretrainResult, out: Path) -> None:
     print_plain(f"written to {out}: model.safetensors, {REPORT}, {RESULT}")
 
 
-def write_report(
-    run: Path,
-    page: Path,
-    *,
-    title: str,
-    filled: tuple[FilledMask, ...] = (),
-    attention: Explorer | None = None,
-    commands: tuple[str, ...] = (),
-) -> None:
-    """Write the page of a finished run from its log.jsonl, result.json, recipe.toml and config.json."""
+def write_report(run: Path, metrics: Plain, *, title: str, commands: tuple[str, ...] = ()) -> None:
+    """Write the page of a run from its log.jsonl, recipe.toml and config.json; `metrics` become its result.json."""
     rows = read_log(run / LOG)
-    metrics = json.loads((run / RESULT).read_text(encoding="utf-8"))
-    config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
+    config = read_json(run / "config.json")["model"]
     term = metrics["token_term"]
     report = PretrainingReport(
         title=title,
@@ -273,14 +263,12 @@ def write_report(
         steps=[_named(row, term) for row in rows if row["kind"] == "training"],
         held_out=[_named(row, term) for row in rows if row["kind"] == "held_out"],
         unigram_entropy=metrics.get("unigram_level"),
-        filled=filled,
-        attention=attention,
         settings=(run / RECIPE).read_text(encoding="utf-8"),
         commands=commands,
         notices=tuple(row["text"] for row in rows if row["kind"] == "notice"),
         predicted=_predicted(term),
     )
-    page.write_text(render_pretraining_page(report), encoding="utf-8")
+    write_text(run / REPORT, render_pretraining_page(report))
 
 
 def _named(row: Plain, term: str) -> Plain:

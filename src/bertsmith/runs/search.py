@@ -1,6 +1,5 @@
 """Fine-tune with several seeds and learning rates, and keep the best model."""
 
-import json
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from rich.table import Table
 from bertsmith.checkpoint.masks import MASKS_FILE
 from bertsmith.data.devices import device_type
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, read_text, write_text
 from bertsmith.models.model import Model
 from bertsmith.report.finetuning import SeedRun
 from bertsmith.runs.finetuning import (
@@ -27,13 +27,12 @@ from bertsmith.runs.finetuning import (
     run_finetuning,
     write_finetuning_page,
 )
-from bertsmith.runs.folder import RECIPE, RunFolder, check_same, finished_result
-from bertsmith.runs.output import RESULT, write_result
+from bertsmith.runs.folder import RECIPE, RunFolder, finished_result
+from bertsmith.runs.output import MARK, RESULT, write_result
 from bertsmith.runs.result import Result, StoppedRun, print_plain
 from bertsmith.settings import Record
 from bertsmith.tasks.data_source import Tables
 from bertsmith.tasks.predictor import TASK_FILE, Predictor
-from bertsmith.toml import read_toml
 from bertsmith.training.finetuning import AnySettings, read_data
 from bertsmith.training.log import LOG, read_log
 
@@ -144,9 +143,7 @@ def find_search(
     """Return the search set by the flags or stored in the folder to resume; None for a single run."""
     stored = None
     if earlier is not None and (earlier / SEARCH).is_file():
-        stored = SearchPlan.parse(
-            json.loads((earlier / SEARCH).read_text(encoding="utf-8")), source=str(earlier / SEARCH)
-        )
+        stored = SearchPlan.parse(read_json(earlier / SEARCH), source=str(earlier / SEARCH))
     if seeds is None and not rates:
         return stored
     for name, values in (("--seeds", [] if seeds is None else [seeds]), ("--learning-rates", rates or [])):
@@ -182,51 +179,42 @@ def run_search(
         raise InputError(
             "--seeds and --learning-rates run in one process; with several processes, start one run per --seed"
         )
-    if resume:
-        _check_resume(out, settings)
-    else:
-        with RunFolder(out, settings, inputs=input_paths(settings, start), force=force, device=device) as run:
+    with RunFolder(
+        out, settings, inputs=input_paths(settings, start), resume=resume, force=force, device=device
+    ) as run:
+        if not resume:
             read_data(settings, *tables)  # bad rows raise before anything is written
-            run.claim()
-            (out / SEARCH).write_text(json.dumps(search.plain()) + "\n", encoding="utf-8")
-    runs = search.runs()
-    for number, (name, (seed, rate)) in enumerate(runs.items(), start=1):
-        folder = out / name
-        if finished_result(folder) is not None:
-            continue
-        print_plain(f"{name}, run {number} of {len(runs)}", style="bold")
-        result = _run_one(
-            _with(settings, seed, rate),
-            tables,
-            folder,
-            start=start,
-            device=device,
-            resume=resume and (folder / RECIPE).is_file(),
-            prints_data=number == 1,
-        )
-        if isinstance(result, StoppedRun):
-            return StoppedRun(steps=result.steps, stage=name)
-        _remove_worse_models(out, list(runs))
-    summary = _summarise(search, out)
-    best = summary.best.run
-    # the recipe is replaced atomically, because --resume reads it
-    others = shutil.ignore_patterns(RESULT, RECIPE, "checkpoints")
-    shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=others)
-    shutil.copyfile(out / best / RECIPE, out / f".{RECIPE}").replace(out / RECIPE)
-    write_result(out, summary.to_json())
-    _remove_model(out / best)  # last, because it is the only copy until everything else is written
-    _print_result(summary, out)
-    predictor = Predictor.load(out, device=device_type(device))
-    _write_page(_with(settings, *runs[best]), predictor, tables, summary, out)
-    return replace(summary, predictor=predictor)
-
-
-def _check_resume(out: Path, settings: AnySettings) -> None:
-    """Raise InputError if all runs are finished or the search was started with different settings."""
-    if finished_result(out) is not None:
-        raise InputError(f"the runs in {str(out)!r} are finished; there is nothing to resume")
-    earlier = type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE))
-    check_same(earlier.plain(), settings.plain())
+        run.claim(files={SEARCH: search.plain()})
+        runs = search.runs()
+        for number, (name, (seed, rate)) in enumerate(runs.items(), start=1):
+            folder = out / name
+            if finished_result(folder) is not None:
+                continue
+            print_plain(f"{name}, run {number} of {len(runs)}", style="bold")
+            result = _run_one(
+                _with(settings, seed, rate),
+                tables,
+                folder,
+                start=start,
+                device=device,
+                resume=resume and (folder / RECIPE).is_file(),
+                prints_data=number == 1,
+            )
+            if isinstance(result, StoppedRun):
+                return StoppedRun(steps=result.steps, stage=name)
+            _remove_worse_models(out, list(runs))
+        summary = _summarise(search, out)
+        best = summary.best.run
+        # the recipe is replaced atomically, because --resume reads it
+        others = shutil.ignore_patterns(RESULT, RECIPE, MARK, "checkpoints")
+        shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=others)
+        write_text(out / RECIPE, read_text(out / best / RECIPE))
+        predictor = Predictor.load(out, device=device_type(device))
+        _write_page(_with(settings, *runs[best]), predictor, tables, summary, out)
+        run.finish(summary)
+        _remove_model(out / best)  # last, because it is the only copy until everything else is written
+        _print_result(summary, out)
+        return replace(summary, predictor=predictor)
 
 
 def _with(settings: AnySettings, seed: int, rate: float) -> AnySettings:

@@ -406,6 +406,7 @@ def run_decoder_exits(run: ShrinkRun, settings: DecoderExitSettings, tables: Tas
             task.pairs(dev, model, settings.sequences),
             settings.sequences,
             run.out,
+            settings=settings.plain(),
             targets_per_token=TranslationConfig().targets_per_token,
             device=run.device,
             notices=(*tables.notices, *left_out),

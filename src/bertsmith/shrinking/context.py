@@ -9,13 +9,13 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from accelerate import PartialState
 
 from bertsmith.answers.sequences import Features
-from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.source import FineTunedSource, expand_source
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.data.devices import device_type
 from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
+from bertsmith.files import NewFolder, read_json, write_json
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.models.build import rebuild
 from bertsmith.models.masks import refuse_masks

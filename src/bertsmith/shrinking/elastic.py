@@ -15,9 +15,9 @@ from pydantic import Field, model_validator
 from rich.console import Console
 from torch import Tensor
 
-from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.errors import InputError
+from bertsmith.files import NewFolder, read_json, write_json
 from bertsmith.models.heads import TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
@@ -268,12 +268,9 @@ def describe_subnetworks(
 
 
 def remove_stages(settings: ElasticSettings, out: Path) -> None:
-    """Remove intermediate models and what killed runs left half-written; logs stay."""
-    homes = [out, *(out / stage for stage in settings.stages)]
-    folders = [out / REWIRED, *(home / name for home in homes[1:] for name in ("model", "checkpoints"))]
-    for home in homes:
-        folders += [*home.glob(".*.partial-*"), *home.glob(".*.old-*")]
-    for folder in folders:
+    """Remove intermediate models; logs stay."""
+    stages = (out / stage for stage in settings.stages)
+    for folder in (out / REWIRED, *(stage / name for stage in stages for name in ("model", "checkpoints"))):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.layers.subnet import Subnet
 from bertsmith.settings import Record
 

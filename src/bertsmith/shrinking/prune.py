@@ -13,8 +13,8 @@ from accelerate import PartialState
 from pydantic import Field
 from rich.console import Console
 
-from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.store import write_model
+from bertsmith.files import NewFolder, read_json, write_json
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.gating import Gating

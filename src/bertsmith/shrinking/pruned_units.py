@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.build import extract

@@ -8,10 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from bertsmith.bundled import model_folder
-from bertsmith.checkpoint.files import NewFolder, tensors_of
+from bertsmith.checkpoint.files import tensors_of
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import read_artefact
 from bertsmith.errors import InputError
+from bertsmith.files import NewFolder
 from bertsmith.models.convert import factorise
 from bertsmith.models.masks import refuse_masks
 from bertsmith.models.model import Model

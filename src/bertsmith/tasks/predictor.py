@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from bertsmith.answers.sequences import Answer, length_batches
 from bertsmith.bundled import model_folder, namesake_hint
-from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.examples import ExampleConfig, ExampleReader
 from bertsmith.data.inference import InferencePrecision, inference_autocast, is_half
 from bertsmith.data.loader import SpecialTokens
@@ -15,6 +14,7 @@ from bertsmith.data.progress import Watch
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Inputs, Runner, Sample
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask

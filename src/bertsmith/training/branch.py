@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.training.budget import Budget
 from bertsmith.training.checkpoint import check_complete
 from bertsmith.training.phases import borders

@@ -1,6 +1,5 @@
 """Checkpoints of a run: written atomically, verified when read; the last few and the best are kept."""
 
-import hashlib
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,15 +13,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from bertsmith.checkpoint.files import NewFolder, copy_tensors, read_json, read_tensors, write_json, write_tensors
+from bertsmith.checkpoint.files import copy_tensors, read_tensors, write_tensors
 from bertsmith.checkpoint.masks import restore_masks
 from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.errors import InputError
+from bertsmith.files import NewFolder, read_json, seal_defects, write_json, write_seal
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
+from bertsmith.settings import Plain, check_same
 from bertsmith.training.sharding import whole_model
-
-_SEAL = "seal.json"  # hashes of all other files, written last
 
 
 @dataclass
@@ -52,20 +51,50 @@ class Progress:
     """Evaluations since the best one."""
 
 
+@dataclass(frozen=True)
+class RunConditions:
+    """Everything outside a checkpoint that the next step depends on; a resumed run must have the same."""
+
+    fingerprint: str
+    """Hash of the data, and the precision."""
+    settings: Plain | None = None
+    threads: int | None = None
+    """Threads of one process on a CPU, where they determine the order of sums; None on a GPU."""
+
+    def check(self, path: Path, earlier: Plain, *, is_branch: bool) -> list[str]:
+        """Compare with the conditions in a checkpoint: raise InputError, or return warnings.
+
+        A branch may have other settings.
+        """
+        if earlier["fingerprint"] != self.fingerprint:
+            raise InputError(
+                f"{str(path)!r} was made with another corpus or in another precision; resume with the same ones"
+            )
+        if not is_branch and self.settings is not None:
+            check_same(earlier.get("settings") or {}, self.settings)
+        threads = earlier.get("threads")
+        if None in (threads, self.threads) or threads == self.threads:
+            return []
+        return [
+            f"the run used {threads} CPU threads until now and uses {self.threads} from here on: sums are rounded in "
+            f"another order, so the weights differ in the last bits from an uninterrupted run; set "
+            f"OMP_NUM_THREADS={threads} to avoid it"
+        ]
+
+
 def save_checkpoint(
     folder: Path,
     model: Model,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    fingerprint: str,
+    conditions: RunConditions,
     *,
     keep: int = 2,
     writes: bool = True,
 ) -> Path:
     """Write `step-…` into the folder, remove all but the last `keep` and the best, and return the new checkpoint.
 
-    `fingerprint` identifies the data and the precision, on which the next step depends as well. With a sharded model
-    every process must call this, and one `writes`.
+    With a sharded model every process must call this, and one `writes`.
     """
     path = folder / f"step-{progress.step:08d}"
     whole = whole_model(model)
@@ -76,20 +105,20 @@ def save_checkpoint(
         write_model(whole, new)
         moments = {f"{name}/{kind}": value for name, kinds in state["state"].items() for kind, value in kinds.items()}
         write_tensors(new / "optimizer.safetensors", moments)
-        record = {**asdict(progress), "groups": state["param_groups"], "fingerprint": fingerprint}
+        record = {**asdict(progress), "groups": state["param_groups"], "conditions": asdict(conditions)}
         write_json(new / "progress.json", record)
-        write_json(new / _SEAL, {file.name: _hash(file) for file in sorted(new.iterdir())})
+        write_seal(new)
     _prune(folder, progress, keep)
     return path
 
 
-def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, fingerprint: str) -> Progress:
-    """Restore weights and optimiser state; return the progress of the run."""
+def load_checkpoint(
+    path: Path, model: Model, optimizer: torch.optim.Optimizer, conditions: RunConditions, *, is_branch: bool = False
+) -> tuple[Progress, list[str]]:
+    """Restore weights and optimiser state; return the progress of the run and warnings."""
     data = read_json(path / "progress.json")
-    if data.pop("fingerprint") != fingerprint:
-        raise InputError(
-            f"{str(path)!r} was made with another corpus or in another precision; resume with the same ones"
-        )
+    earlier = data.pop("conditions", None) or {"fingerprint": data.pop("fingerprint")}  # checkpoints before 2026-11-18
+    warnings = conditions.check(path, earlier, is_branch=is_branch)
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
     restore_masks(model, path)
@@ -100,7 +129,7 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
     state = {"state": moments, "param_groups": data.pop("groups")}
     set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
     best = None if data["best"] is None else tuple(data["best"])
-    return Progress(**{**data, "cursor": tuple(data["cursor"]), "best": best})
+    return Progress(**{**data, "cursor": tuple(data["cursor"]), "best": best}), warnings
 
 
 def load_weights(folder: Path, step: int, model: Model) -> None:
@@ -155,13 +184,6 @@ def newest_network(folder: Path) -> ModelConfig | None:
     return None if path is None else read_config(path)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove partially written checkpoints of killed runs."""
-    for pattern in (".step-*.partial-*", ".step-*.old-*"):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
-
-
 # state by parameter name, unsharded and on the CPU
 _OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -169,21 +191,10 @@ _OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 def _defect(path: Path) -> str | None:
     """Return why a checkpoint cannot be used, or None."""
     try:
-        seal = read_json(path / _SEAL)
+        defects = seal_defects(path)
     except InputError as error:
         return str(error)
-    for name, digest in seal.items():
-        file = path / name
-        if not file.exists():
-            return f"{name} is missing"
-        if _hash(file) != digest:
-            return f"{name} has changed since it was written"
-    return None
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return defects[0] if defects else None
 
 
 def _prune(folder: Path, progress: Progress, keep: int) -> None:

@@ -379,6 +379,7 @@ def _make_translation(
         dev,
         config,
         out,
+        settings=settings.plain(),
         targets_per_token=settings.objective.targets_per_token,
         device=device,
         show=show,

@@ -13,7 +13,10 @@ from bertsmith.errors import InputError
 
 
 class StopRequest:
-    """Context manager: the first SIGTERM or SIGINT sets a flag that the loop reads, a second one interrupts."""
+    """Context manager: the first SIGTERM, SIGINT or SIGHUP (a closed terminal) sets a flag that the loop reads.
+
+    A second signal interrupts.
+    """
 
     def __init__(self) -> None:
         self.is_made = False
@@ -22,7 +25,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         # handlers can be set in the main thread only; in other threads the loop runs to its end
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -216,6 +216,7 @@ def make_trainer(
         settings.method,
         out,
         fingerprint=_fingerprint(settings, device),
+        settings=settings.plain(),
         baseline=_baseline(settings),
         branch=None if settings.branch is None else Path(settings.branch),
         device=device,

@@ -20,6 +20,8 @@ class TrainingSummary:
 
     steps: int
     processes: int
+    threads: int | None
+    """CPU threads of each process, on which the last bits of the weights depend; None on a GPU."""
     parameters: int
     generator_parameters: int | None
     tokens: int
@@ -36,6 +38,7 @@ def summarise_training(trainer: Trainer) -> TrainingSummary:
     return TrainingSummary(
         steps=progress.step,
         processes=trainer.processes,
+        threads=trainer.threads,
         parameters=counts["parameters"],
         generator_parameters=counts.get("generator_parameters"),
         tokens=progress.tokens,

@@ -15,7 +15,7 @@ from bertsmith.data.pairs import PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.models.cost import training_flops
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
-from bertsmith.settings import Record
+from bertsmith.settings import Plain, Record
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
@@ -101,6 +101,7 @@ class TaskLearning(Protocol):
     def schedule(self) -> ScheduleConfig: ...
     @property
     def run(self) -> FinetuneRunConfig: ...
+    def plain(self) -> Plain: ...
 
 
 def task_trainer(
@@ -138,6 +139,7 @@ def task_trainer(
         method,
         out,
         fingerprint=_fingerprint(train, tokenizer.hash, is_half=run.run(1).is_half(device)),
+        settings=settings.plain(),
         evaluator=evaluator,
         device=device,
         show=show,
@@ -155,6 +157,7 @@ def pair_trainer(
     sequences: PairConfig,
     out: Path,
     *,
+    settings: Plain,
     targets_per_token: float,
     device: str = "auto",
     show: bool = True,
@@ -173,6 +176,7 @@ def pair_trainer(
         method,
         out,
         fingerprint=pairs_fingerprint(train, tokenizer.hash, is_half=run.is_half(device)),
+        settings=settings,
         device=device,
         show=show,
         notices=notices,

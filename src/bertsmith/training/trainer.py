@@ -29,13 +29,14 @@ from bertsmith.data.random import key
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
+from bertsmith.settings import Plain
 from bertsmith.training.checkpoint import (
     Progress,
+    RunConditions,
     find_checkpoint,
     load_average,
     load_checkpoint,
     load_weights,
-    remove_leftovers,
     save_checkpoint,
 )
 from bertsmith.training.display import Display
@@ -66,6 +67,7 @@ class Trainer:
         out: Path,
         *,
         fingerprint: str,
+        settings: Plain | None = None,
         evaluator: EvaluateStep | None = None,
         baseline: Baseline | None = None,
         branch: Path | None = None,
@@ -76,7 +78,7 @@ class Trainer:
     ) -> None:
         self.notices, self.evaluator, self.before_step = notices, evaluator, before_step
         self.data, self.method, self.out = data, method, out
-        self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
+        self.fingerprint, self.settings, self.baseline, self.branch = fingerprint, settings, baseline, branch
         self.train_step = TrainStep(model, objective, method, out, device=device)
         self.model, self.processes = self.train_step.model, self.train_step.processes
         for number, phase in enumerate(method.phases):
@@ -91,7 +93,7 @@ class Trainer:
         self.method = self.method.with_steps(steps)
 
     def run(self, *, resume: bool = False) -> Progress:
-        """Train to the last step, or until SIGTERM or SIGINT; either way save a checkpoint."""
+        """Train to the last step, or until SIGTERM, SIGINT or SIGHUP; either way save a checkpoint."""
         run = self.method.run
         warnings = self._restore(resume)
         self.log.rewind(self.progress.step)
@@ -121,6 +123,19 @@ class Trainer:
         patience = self.method.run.patience
         is_over = patience is not None and self.progress.since_best >= patience
         return is_over or self.progress.step >= self.method.run.steps
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of this process, which determine the order of sums; None on a GPU."""
+        return torch.get_num_threads() if self.train_step.device.type == "cpu" else None
+
+    @property
+    def conditions(self) -> RunConditions:
+        """Everything that a resumed run must have in common with this one."""
+        settings, steps = self.settings, self.method.run.steps
+        if settings is not None and "steps" in settings.get("run", {}):  # a time budget sets them after the start
+            settings = {**settings, "run": {**settings["run"], "steps": steps}}
+        return RunConditions(self.fingerprint, settings, self.threads)
 
     def feed(self) -> Feed:
         """Return this process's micro-batches from the current position on."""
@@ -234,7 +249,7 @@ class Trainer:
                 self.model,
                 self.train_step.optimizer,
                 self.progress,
-                self.fingerprint,
+                self.conditions,
                 keep=max(self.method.run.keep, self.method.run.average_last),
                 writes=self.train_step.is_main,
             )
@@ -260,13 +275,15 @@ class Trainer:
         folder = self.out / "checkpoints"
         path, warnings = None, list[str]()
         if resume:
-            remove_leftovers(folder)
             path, warnings = find_checkpoint(folder)
             if path is None and warnings:
                 raise InputError(f"{str(folder)!r} has no complete checkpoint: {warnings[0]}")
         path = path or self.branch
         if path is not None:
-            self.progress = load_checkpoint(path, self.model, self.train_step.optimizer, self.fingerprint)
+            self.progress, notices = load_checkpoint(
+                path, self.model, self.train_step.optimizer, self.conditions, is_branch=path == self.branch
+            )
+            warnings += notices
         found = torch.tensor(self.progress.step, device=self.train_step.device)
         if self.train_step.reduce([{"step": found}])["step"] != found * self.processes:
             raise InputError(

@@ -12,7 +12,7 @@ from bertsmith import InputError, Subnet
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Portion
-from bertsmith.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from bertsmith.training.checkpoint import Progress, RunConditions, load_checkpoint, save_checkpoint
 from bertsmith.training.optimizer import OptimizerConfig
 
 PARTS = ("mixer", "mixer_norm", "feedforward", "feedforward_norm")
@@ -122,13 +122,13 @@ def test_optimizer_has_one_state_per_shared_weight(sharing: str, tmp_path: Path)
     model = bertsmith.build(config(sharing), seed=0)
     optimizer = OptimizerConfig().build([Portion.of(tuple(model.parameters()))])
     steps(model, optimizer, 2)
-    path = save_checkpoint(tmp_path, model, optimizer, Progress(step=2), "data")
+    path = save_checkpoint(tmp_path, model, optimizer, Progress(step=2), RunConditions("data"))
     names = {key.rpartition("/")[0] for key in load_file(path / "optimizer.safetensors")}
     assert names == {name for name, _ in model.named_parameters()}
 
     other = bertsmith.build(config(sharing), seed=1)
     resumed = OptimizerConfig().build([Portion.of(tuple(other.parameters()))])
-    load_checkpoint(path, other, resumed, "data")
+    load_checkpoint(path, other, resumed, RunConditions("data"))
     assert shared_parts(other) == SHARED[sharing]
     for each, optimiser in ((model, optimizer), (other, resumed)):
         steps(each, optimiser, 3)

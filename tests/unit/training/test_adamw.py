@@ -8,7 +8,7 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith.objectives.base import Portion
-from bertsmith.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from bertsmith.training.checkpoint import Progress, RunConditions, load_checkpoint, save_checkpoint
 from bertsmith.training.optimizer import Adam, OptimizerConfig
 
 RATES = [1e-2 * min(1, (step + 1) / 10) * (1 - step / 60) for step in range(50)]
@@ -118,9 +118,9 @@ def test_optimizer_resumes_from_checkpoint(kind: str, tmp_path: Path) -> None:
     train(uninterrupted, optimizer, 0, 10)
     first, optimizer = fresh()
     train(first, optimizer, 0, 5)
-    path = save_checkpoint(tmp_path, first, optimizer, Progress(step=5), "same")
+    path = save_checkpoint(tmp_path, first, optimizer, Progress(step=5), RunConditions("same"))
     second, optimizer = fresh()
-    load_checkpoint(path, second, optimizer, "same")
+    load_checkpoint(path, second, optimizer, RunConditions("same"))
     assert {group["steps"] for group in optimizer.param_groups} == {5}
     train(second, optimizer, 5, 10)
     for name, parameter in uninterrupted.named_parameters():

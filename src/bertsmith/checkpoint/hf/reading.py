@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors
+from bertsmith.checkpoint.files import copy_tensors, find_weights, read_tensors
 from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter, HfConfig
 from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT
@@ -18,6 +18,7 @@ from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.modernbert import MODERNBERT
 from bertsmith.checkpoint.hf.names import to_ours
 from bertsmith.errors import InputError, nearest
+from bertsmith.files import read_json
 from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model

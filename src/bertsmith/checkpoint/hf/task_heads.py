@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.checkpoint.files import write_json
 from bertsmith.checkpoint.hf.adapter import HeadAdapter, HfConfig, HfSettings, write_activation
 from bertsmith.checkpoint.hf.names import linear
 from bertsmith.errors import InputError
+from bertsmith.files import write_json
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.base import FeaturesConfig

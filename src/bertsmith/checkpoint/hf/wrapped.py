@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
+from bertsmith.checkpoint.files import tensors_of, write_tensors
 from bertsmith.checkpoint.hf.adapter import HfSettings
 from bertsmith.checkpoint.hf.task_heads import is_choice, label_settings
 from bertsmith.errors import InputError
+from bertsmith.files import write_json
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, TaskHeadConfig
 from bertsmith.models.model import Model

@@ -11,13 +11,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
-from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
+from bertsmith.checkpoint.files import tensors_of, write_tensors
 from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter, HfConfig, HfSettings, not_exportable
 from bertsmith.checkpoint.hf.names import Row, to_theirs
 from bertsmith.checkpoint.hf.reading import adapter_for, read_config, rename_start
 from bertsmith.checkpoint.hf.task_heads import PROBLEMS, is_choice, label_settings, write_sentences
 from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
 from bertsmith.errors import InputError, nearest
+from bertsmith.files import write_json
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import HeadConfig, TaskHeadConfig

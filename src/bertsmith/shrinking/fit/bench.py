@@ -9,11 +9,11 @@ import numpy as np
 from torch import Tensor
 
 from bertsmith.bundled import model_folder
-from bertsmith.checkpoint.files import NewFolder
 from bertsmith.checkpoint.source import ModelSource
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.exit_runner import ModelRunner
+from bertsmith.files import NewFolder
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
 from bertsmith.models.model import Model

@@ -21,7 +21,7 @@ _API_GROUPS = {
     "Training": ("pretrain", "compare", "finetune"),
     "Using fine-tuned models": ("Predictor", "evaluate", "predict", "GenerationConfig"),
     "Smaller and faster": ("shrink", "fit"),
-    "Inspecting and serving": ("inspect", "serve"),
+    "Inspecting and serving": ("inspect", "verify", "serve"),
     "Errors": ("InputError",),
 }
 

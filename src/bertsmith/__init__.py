@@ -36,6 +36,7 @@ _MODULES = {
     "serve": "bertsmith.runs.serve",
     "shrink": "bertsmith.runs.shrink",
     "tokenizer": "bertsmith.runs.tokenizer",
+    "verify": "bertsmith.runs.verify",
 }
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "serve",
     "shrink",
     "tokenizer",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from bertsmith.runs.serve import serve
     from bertsmith.runs.shrink import shrink
     from bertsmith.runs.tokenizer import tokenizer
+    from bertsmith.runs.verify import verify
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "export": ("bertsmith.runs.exchange:export_model", "Export a model to Hugging Face transformers, ONNX or int8."),
     "list": ("bertsmith.runs.listing:list_names", "List bundled models, presets, recipes and tasks."),
     "info": ("bertsmith.runs.listing:info", "Describe a model folder."),
+    "verify": ("bertsmith.runs.verify:verify", "Compare the files of a folder with their checksums."),
     "serve": ("bertsmith.runs.serve:serve", "Serve models over HTTP."),
 }
 """Function and one-line summary of every command. The function is imported only when its command is called."""

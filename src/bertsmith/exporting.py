@@ -15,7 +15,7 @@ from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import METADATA_FILE
 from bertsmith.errors import InputError, nearest
-from bertsmith.files import NewFolder, read_json, write_json
+from bertsmith.files import NewFolder, read_json, write_json, write_seal
 from bertsmith.models.generator import Part, part_of
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
@@ -263,11 +263,13 @@ def export(
             content = None if task is None else read_json(_task_file(task))
             remark = save_hf(chosen, new, native=native, task=content)
             write_card(new, chosen, final.name, result=_own_result(task, chosen), remark=remark)
+            write_seal(new)
             return remark
         write_onnx(chosen, new, precision, samples, head)
         if task is not None and head == "auto":
             shutil.copyfile(_task_file(task), new / _TASK_FILE)
         write_card(new, chosen, final.name, result=_own_result(task, chosen))
+        write_seal(new)
     return None
 
 

@@ -107,10 +107,13 @@ def hash_file(path: Path) -> str:
 
 
 def write_seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the hashes of files in a folder to seal.json; by default of all visible files in it."""
+    """Write the hashes of files in a folder to seal.json; by default of all visible files but result.json.
+
+    result.json is written last, because it marks a run as finished.
+    """
     if names is None:
-        visible = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-        names = [path.name for path in visible if path.name != SEAL]
+        visible = (path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        names = [name for name in visible if name not in (SEAL, "result.json")]
     write_json(folder / SEAL, {name: hash_file(folder / name) for name in sorted(names)})
 
 

@@ -4,6 +4,7 @@ A head for tokens returns two vectors for every token, the parts of W₁ f that 
 its two sides. The score of a span is W₂ ReLU(LayerNorm(W₁ (f_end − f_begin) + b₁)) + b₂; "no constituent" scores 0.
 """
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from bertsmith.answers.trees import (
     write_tree,
 )
 from bertsmith.errors import InputError
+from bertsmith.files import verify_file
 from bertsmith.text.rows import Table
 
 WEIGHTS_FILE = "chart.npz"
@@ -121,8 +123,12 @@ class SpanWeights:
         """Read the weights that `save` wrote."""
         if not path.is_file():
             raise InputError(f"{str(path)!r} does not exist, but the model's head needs it; export the model again")
-        with np.load(path) as arrays:
-            return cls(**{name: arrays[name] for name in cls.__dataclass_fields__})
+        verify_file(path)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{name: arrays[name] for name in cls.__dataclass_fields__})
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{str(path)!r} is damaged: {error}; export the model again") from None
 
     def save(self, path: Path) -> None:
         """Write the weights."""

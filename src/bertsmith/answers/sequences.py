@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from bertsmith.errors import InputError
 from bertsmith.text.tokenizer import Tokenizer
 
 IGNORED = -100  # target of a position that is not predicted
@@ -46,6 +47,12 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         """Number of tokens of every sequence, (sequences,)."""
         return np.diff(self.starts)
+
+
+def check_finite(outputs: Sequence[np.ndarray]) -> None:
+    """Raise InputError if a model returned NaN or infinity; minus infinity excludes an answer and is allowed."""
+    if not all(values.size == 0 or values.max() < np.inf for values in outputs):
+        raise InputError("the model returned values that are not finite, so it has no answers; its weights are damaged")
 
 
 def length_batches(lengths: np.ndarray, max_tokens: int, max_sequences: int | None = None) -> Iterator[np.ndarray]:

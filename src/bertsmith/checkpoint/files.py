@@ -1,5 +1,6 @@
 """Files of weights."""
 
+import math
 import os
 from pathlib import Path
 from typing import Literal, get_args
@@ -74,6 +75,7 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
         if tensors[name].shape != tensor.shape:
             got, want = tuple(tensors[name].shape), tuple(tensor.shape)
             raise InputError(f"{source}: {name!r} has shape {got}; the config requires {want}")
+        _check_finite(tensors[name], name, source)
     # half precision is widened, which is exact; double precision stays
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
     if any(tensor.dtype != dtype for tensor in wanted.values() if tensor.is_floating_point()):
@@ -81,6 +83,13 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
     with torch.no_grad():
         for name, tensor in tensors_of(model).items():
             tensor.copy_(_share(tensors[name], tensor))
+
+
+def _check_finite(tensor: Tensor, name: str, source: str) -> None:
+    """Raise InputError if a tensor of weights has NaN or infinite values."""
+    # reductions propagate NaN and allocate nothing, unlike isfinite
+    if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, map(float, tensor.aminmax()))):
+        raise InputError(f"{source}: {name!r} has values that are not finite; use a model from an intact checkpoint")
 
 
 def _share(whole: Tensor, own: Tensor) -> Tensor:

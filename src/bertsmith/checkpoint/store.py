@@ -20,7 +20,7 @@ from bertsmith.checkpoint.hf.task_heads import SENTENCE_FILES
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.checkpoint.masks import MASKS_FILE, read_masks, write_masks
 from bertsmith.errors import InputError
-from bertsmith.files import NewFolder, read_json, write_json
+from bertsmith.files import SEAL, NewFolder, read_json, verification, write_json, write_seal
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
 from bertsmith.models.config import ModelConfig
@@ -29,7 +29,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json", "README.md"}
-_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json", MASKS_FILE, *SENTENCE_FILES}
+_MODEL_FILES |= {SEAL, "artefact.json", "model.onnx", "onnx.json", MASKS_FILE, *SENTENCE_FILES}
 
 
 def load(
@@ -39,15 +39,25 @@ def load(
     device: str | torch.device = "cpu",
     ignore: tuple[str, ...] = (),
     keep_masks: bool = False,
+    verify: bool = True,
 ) -> Model:
     """Load a model folder of ours or of Hugging Face in eval mode, optionally as a subnetwork.
 
     A bundled model is loaded by name: `load("small")`; a folder of that name by path: `load("./small")`.
 
     A model that was trained against a generator has it as `model.generator`. Pruned weights are zeros; `keep_masks`
-    also keeps them at 0 in training, if the folder has masks.safetensors.
+    also keeps them at 0 in training, if the folder has masks.safetensors. Files that differ from the folder's seal.json
+    raise InputError, unless `verify` is False.
     """
-    given, folder = folder, model_folder(folder)
+    with verification(verify):
+        model = _load(folder, ignore, keep_masks)
+    if subnet is not None:
+        model = extract(model, subnet)
+    return model.to(device)
+
+
+def _load(given: str | Path, ignore: tuple[str, ...], keep_masks: bool) -> Model:
+    folder = model_folder(given)
     if not folder.is_dir():
         raise InputError(f"model folder {str(given)!r} does not exist{bundled_hint(given)}")
     data = read_json(folder / "config.json")
@@ -66,9 +76,7 @@ def load(
             )
     if keep_masks and "bertsmith" in data:
         read_masks(model, folder)
-    if subnet is not None:
-        model = extract(model, subnet)
-    return model.to(device)
+    return model
 
 
 def save(model: Model, folder: str | Path, *, precision: Precision | None = None, force: bool = False) -> None:
@@ -78,6 +86,7 @@ def save(model: Model, folder: str | Path, *, precision: Precision | None = None
     """
     with NewFolder(free_folder(folder, force)) as new:
         write_model(model, new, precision=precision)
+        write_seal(new)
 
 
 def free_folder(folder: str | Path, force: bool) -> Path:

@@ -8,16 +8,16 @@ A shard is a file of little-endian integers without a header; the manifest has t
     tokens             uint16 or uint32 (tokens)
 """
 
-import hashlib
-import json
 from bisect import bisect_right
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from bertsmith.errors import InputError
+from bertsmith.files import hash_file, read_json
 from bertsmith.settings import Record
 
 FORMAT = 2
@@ -42,9 +42,9 @@ class Shard(Record):
     """One file of a split."""
 
     file: str
-    documents: int
-    sentences: int
-    tokens: int
+    documents: int = Field(ge=0)
+    sentences: int = Field(ge=0)
+    tokens: int = Field(ge=0)
     text_bytes: int
     """UTF-8 bytes of the tokenised text."""
     bytes: int
@@ -93,17 +93,23 @@ def read_manifest(folder: str | Path) -> Manifest:
                 f"corpus folder {str(folder)!r} is unfinished; run the same `bertsmith corpus` again to finish it"
             )
         raise InputError(f"folder {str(folder)!r} contains no corpus: {MANIFEST} is missing")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"corpus manifest {str(path)!r} is not valid JSON: {error}") from None
-    version = data.get("format") if isinstance(data, dict) else None
+    data = read_json(path)
+    version = data.get("format")
     if version != FORMAT:
         raise InputError(
             f"corpus manifest {str(path)!r} has format {version!r}; this version reads format {FORMAT}: "
             "build the corpus again with `bertsmith corpus`"
         )
-    return Manifest.parse(data, str(path))
+    manifest = Manifest.parse(data, str(path))
+    for split in SPLITS:
+        if split not in manifest.shards or split not in manifest.splits:
+            raise InputError(f"corpus manifest {str(path)!r} has no {split} split; build the corpus again")
+        for shard in manifest.shards[split]:
+            if Path(shard.file).name != shard.file:
+                raise InputError(
+                    f"corpus manifest {str(path)!r} names {shard.file!r}; allowed: a file in the same folder"
+                )
+    return manifest
 
 
 class _OpenShard(NamedTuple):
@@ -118,10 +124,11 @@ class _OpenShard(NamedTuple):
 class TokenCorpus:
     """Random access to the documents of one split of a corpus; shards are opened lazily.
 
-    Pickles as its folder and split, so that loader processes open their own memory maps.
+    A shard is compared with its checksum when it is opened for the first time, unless `verify` is False. Pickles as its
+    folder and split, so that loader processes open their own memory maps, without comparing again.
     """
 
-    def __init__(self, folder: str | Path, split: Split = "train") -> None:
+    def __init__(self, folder: str | Path, split: Split = "train", *, verify: bool = True) -> None:
         if split not in SPLITS:
             raise InputError(f"split is {split!r}; allowed: {', '.join(SPLITS)}")
         self.folder = Path(folder)
@@ -142,9 +149,10 @@ class TokenCorpus:
         ends = np.cumsum([shard.documents for shard in self._shards]).tolist()
         self._firsts: list[int] = [0, *ends]
         self._opened: dict[int, _OpenShard] = {}
+        self._unverified = set(range(len(self._shards))) if verify else set[int]()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self.split)
+        return partial(type(self), verify=False), (self.folder, self.split)
 
     def __len__(self) -> int:
         return self.documents
@@ -181,12 +189,15 @@ class TokenCorpus:
         return shard.sentence_offsets[first : last + 1] - shard.document_offsets.item(position)
 
     def verify(self) -> None:
-        """Compare the checksums of all shards; raise InputError for the first damaged one."""
+        """Compare all shards with their checksums; raise InputError for the first damaged one."""
         for shard in self._shards:
-            with (self.folder / shard.file).open("rb") as file:
-                checksum = hashlib.file_digest(file, "sha256").hexdigest()
-            if checksum != shard.sha256:
-                raise InputError(f"shard {str(self.folder / shard.file)!r} is damaged: its checksum differs")
+            self._verify(shard)
+
+    def _verify(self, shard: Shard) -> None:
+        if hash_file(self.folder / shard.file) != shard.sha256:
+            raise InputError(
+                f"shard {str(self.folder / shard.file)!r} is damaged: its checksum differs; build the corpus again"
+            )
 
     def _check_size(self, shard: Shard) -> None:
         path = self.folder / shard.file
@@ -208,6 +219,8 @@ class TokenCorpus:
             # close the oldest; arrays in use keep their map alive
             del self._opened[next(iter(self._opened))]
         shard = self._shards[index]
+        if index in self._unverified:
+            self._verify(shard)
         # plain arrays over the map: slicing np.memmap itself is several times slower
         whole = np.asarray(np.memmap(self.folder / shard.file, dtype=np.uint8, mode="r"))
         sizes = np.array([shard.documents + 1, shard.documents + 1, shard.sentences + 1]) * 8
@@ -218,8 +231,23 @@ class TokenCorpus:
             sentences.view("<i8"),
             tokens.view(np.dtype(self.manifest.dtype).newbyteorder("<")),
         )
+        if index in self._unverified:
+            self._check_arrays(shard, opened)
+            self._unverified.discard(index)
         self._opened[index] = opened
         return opened
+
+    def _check_arrays(self, shard: Shard, opened: _OpenShard) -> None:
+        """Raise InputError if offsets or token ids are out of range, which a matching checksum does not exclude."""
+        ends = (opened.document_offsets, shard.tokens), (opened.document_sentences, shard.sentences)
+        for offsets, end in (*ends, (opened.sentence_offsets, shard.tokens)):
+            if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+                raise InputError(f"shard {str(self.folder / shard.file)!r} has invalid offsets; build the corpus again")
+        if len(opened.tokens) and int(opened.tokens.max()) >= self.vocabulary:
+            raise InputError(
+                f"shard {str(self.folder / shard.file)!r} has token ids outside the vocabulary of {self.vocabulary}; "
+                "build the corpus again"
+            )
 
 
 def unigram_level(train: TokenCorpus, held_out: TokenCorpus, *, most_tokens: int = 50_000_000) -> float:

@@ -1,6 +1,7 @@
 """ONNX Runtime engine: writes model.onnx and compares it with the PyTorch model."""
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -111,6 +112,8 @@ class OnnxEngine(Engine):
                     quantise_static(graph, path, names, samples)
         runner = OnnxRunner(open_session(path, None), model.config, model.tokenizer, head)
         difference = measure_difference(model, runner, samples)
+        if not math.isfinite(difference.absolute):
+            raise InputError("the outputs of the ONNX graph are not finite; the model's weights are too large")
         if precision == "float32" and not difference.absolute <= TOLERANCE * max(1.0, difference.largest_output):
             raise InputError(
                 f"the ONNX graph differs from the model by {difference.absolute:.1e} (largest output: "

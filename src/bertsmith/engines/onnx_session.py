@@ -1,16 +1,16 @@
 """Run the graph of an ONNX folder with ONNX Runtime; imports no PyTorch, so that `bertsmith.runtime` can use it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from bertsmith.answers.sequences import length_batches
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, verify_file
 
 GRAPH_FILE = "model.onnx"
 METADATA_FILE = "onnx.json"
@@ -49,7 +49,7 @@ class GraphMetadata:
     @classmethod
     def read(cls, folder: Path) -> "GraphMetadata":
         """Read the onnx.json of a folder."""
-        metadata = read_object(folder / METADATA_FILE)
+        metadata = read_json(folder / METADATA_FILE)
         missing = [name for name in cls.__dataclass_fields__ if name not in metadata]
         if missing:
             raise InputError(
@@ -148,8 +148,7 @@ def open_session(path: Path, threads: int | None) -> Session:
         raise InputError("running an ONNX folder needs onnxruntime: pip install onnxruntime")
     import onnxruntime
 
-    if not path.is_file():
-        raise InputError(f"{str(path)!r} does not exist")
+    verify_file(path)
     if threads is not None and threads < 1:
         raise InputError(f"threads is {threads}; allowed: 1 or more, or None for one per core")
     options = onnxruntime.SessionOptions()
@@ -160,14 +159,3 @@ def open_session(path: Path, threads: int | None) -> Session:
     except Exception as error:  # its classes have no common public base
         raise InputError(f"{str(path)!r} is not an ONNX file that this ONNX Runtime reads: {error}") from None
     return session
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{str(path)!r} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{str(path)!r} must contain one JSON object")
-    return content

@@ -16,6 +16,7 @@ from bertsmith.data.batch import packed
 from bertsmith.data.devices import Device, device_type
 from bertsmith.data.shards import TokenCorpus, read_manifest
 from bertsmith.errors import InputError
+from bertsmith.files import write_seal
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.convert import convert
 from bertsmith.models.encoder import EncoderInputs
@@ -200,6 +201,7 @@ def _recover(converted: Model, settings: PretrainSettings, run: RunFolder, devic
         for name in _MODEL_FILES:
             if (recovery / name).is_file():
                 os.replace(recovery / name, run.path / name)
+        write_seal(recovery)
     return result
 
 

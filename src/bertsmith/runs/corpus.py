@@ -13,6 +13,7 @@ from bertsmith.bundled import model_folder
 from bertsmith.data.build_corpus import BuildProgress, build_corpus, check_held_out
 from bertsmith.data.shards import JOURNAL, MANIFEST
 from bertsmith.errors import InputError
+from bertsmith.files import write_seal
 from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import RESULT, claim, write_result
 from bertsmith.runs.result import OneShotResult
@@ -119,6 +120,7 @@ def corpus(
         vocabulary=manifest.vocabulary,
         tokenizer_hash=manifest.tokenizer_hash,
     )
+    write_seal(out, (MANIFEST, "tokenizer.json"))  # the manifest has the hashes of the shards
     write_result(out, result.to_json())
     console.print(
         f"[bold]{result.tokens:,} tokens[/bold] in {result.sentences:,} sentences of {result.documents:,} documents "

@@ -15,14 +15,14 @@ from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE
 from bertsmith.errors import InputError
 from bertsmith.exporting import check_options, exactness, read_result, write_card, write_onnx
-from bertsmith.files import NewFolder, read_json
+from bertsmith.files import read_json
 from bertsmith.layers.quantised import RangeKind
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.generator import part_of
 from bertsmith.models.model import Model
 from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, flag_group
-from bertsmith.runs.output import MARK, check_out, claim, write_result
+from bertsmith.runs.output import check_out, replace_folder, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.tasks.data_source import task_splits
@@ -129,9 +129,10 @@ def import_model(
     """
     model, out = model_folder(model), Path(out)
     loaded = load(model, ignore=tuple(ignore or ()))
-    write_model(loaded, claim(out, force, model))
     result = ImportResult(model=ModelSummary.of(loaded))
-    write_result(out, result.to_json())
+    with replace_folder(out, force, model) as new:
+        write_model(loaded, new)
+        write_result(new, result.to_json(), seals=True)
     _print_summary(result.model, out)
     return result
 
@@ -212,8 +213,8 @@ def export_model(
     if to == "hf":
         return _export_hf(loaded, model, out, cut, native, force)
     if to == "torch":
-        return _export_torch(loaded, model, out, precision, calibration, data)
-    return _export_onnx(loaded, model, out, cut, precision, head, data)
+        return _export_torch(loaded, model, out, precision, calibration, data, force)
+    return _export_onnx(loaded, model, out, cut, precision, head, data, force)
 
 
 def _check_source(model: Path) -> None:
@@ -237,13 +238,13 @@ def _export_hf(
     loaded: Model, model: Path, out: Path, cut: dict[str, float] | None, native: NativeChoice, force: bool
 ) -> HfExportResult:
     task = read_task_record(model).plain() if (model / TASK_FILE).is_file() else None
-    # before claiming: an unsupported model must not delete the contents of --out
     plan = plan_hf(loaded, native=native, task=task)
-    plan.write(claim(out, force, model))
-    write_card(out, loaded, out.resolve().name, result=read_result(model), subnet=cut, remark=plan.remark)
     summary = ModelSummary.of(loaded)
     result = HfExportResult(model=summary, form=plan.form, architecture=plan.architecture, remark=plan.remark)
-    write_result(out, result.to_json())
+    with replace_folder(out, force, model) as new:
+        plan.write(new)
+        write_card(new, loaded, out.resolve().name, result=read_result(model), subnet=cut, remark=plan.remark)
+        write_result(new, result.to_json(), seals=True)
     _print_summary(result.model, out, plan.remark)
     return result
 
@@ -261,7 +262,13 @@ def _check_torch_options(precision: str, calibration: str, head: str) -> None:
 
 
 def _export_torch(
-    loaded: Model, model: Path, out: Path, precision: Precision, calibration: RangeKind, data: str | None
+    loaded: Model,
+    model: Path,
+    out: Path,
+    precision: Precision,
+    calibration: RangeKind,
+    data: str | None,
+    force: bool,
 ) -> TorchExportResult:
     record = read_task_record(model) if (model / TASK_FILE).is_file() else None
     if precision == "int8_static" and loaded.config.quantisation is None:
@@ -270,8 +277,7 @@ def _export_torch(
                 "--precision int8_static needs --data and a fine-tuned model to calibrate the ranges of activations"
             )
         loaded = calibrate(loaded, sample_inputs(loaded, record, task_splits(data).read("train")), calibration)
-    with NewFolder(out.resolve()) as new:
-        (new / MARK).touch()
+    with replace_folder(out, force, model) as new:
         write_artefact(loaded, new, Artefact(engine="torch", precision=precision))
         if record is not None:
             write_task_record(record, new)
@@ -281,7 +287,7 @@ def _export_torch(
             bytes=find_weights(new).stat().st_size,
             float_inputs=float_inputs(loaded),
         )
-        write_result(new, result.to_json())
+        write_result(new, result.to_json(), seals=True)
     kept = f"; inputs left in float32: {', '.join(result.float_inputs)}" if result.float_inputs else ""
     _print_summary(result.model, out, f"{precision}: {result.bytes / 1e6:.1f} MB{kept}")
     return result
@@ -295,11 +301,11 @@ def _export_onnx(
     precision: Precision,
     head: HeadChoice,
     data: str | None,
+    force: bool,
 ) -> OnnxExportResult:
     found = [] if data is None else sample_inputs(loaded, read_task_record(model), task_splits(data).read("train"))
     samples = [sample for sample in found if isinstance(sample, Inputs)]
-    with NewFolder(out.resolve()) as new:
-        (new / MARK).touch()
+    with replace_folder(out, force, model) as new:
         write_onnx(loaded, new, precision, samples, head)
         if (model / TASK_FILE).is_file() and head == "auto":
             write_task_record(read_task_record(model), new)
@@ -314,7 +320,7 @@ def _export_onnx(
             compared_on=notes["compared_on"],
         )
         result = OnnxExportResult(model=ModelSummary.of(loaded), graph=graph, bytes=size)
-        write_result(new, result.to_json())
+        write_result(new, result.to_json(), seals=True)
     _print_summary(result.model, out, f"model.onnx: {size / 1e6:.1f} MB. {exactness(notes)}")
     return result
 

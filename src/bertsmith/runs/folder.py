@@ -93,7 +93,7 @@ class RunFolder:
     def finish(self, result: AnyResult) -> AnyResult:
         """Write result.json, which marks the run as finished."""
         if self.is_main:
-            write_result(self.path, result.to_json())
+            write_result(self.path, result.to_json(), seals=True)
         return result
 
     def _check_resume(self) -> None:

@@ -8,11 +8,11 @@ from typing import Literal
 
 from bertsmith import bundled, recipes
 from bertsmith.bundled import bundled_hint, model_folder
-from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.source import ModelSource
 from bertsmith.checkpoint.store import read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.models.published import PRESETS, preset

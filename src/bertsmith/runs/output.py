@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.files import FolderLock, clear, write_json
+from bertsmith.files import FolderLock, NewFolder, clear, write_json, write_seal
 
 RESULT = "result.json"
 REPORT = "report.html"
@@ -71,8 +72,22 @@ def _overlap(out: Path, path: Path) -> bool:
     return out == path or out in path.parents or (path.is_dir() and path in out.parents and (path / MARK).exists())
 
 
-def write_result(out: Path, content: Mapping[str, Any]) -> None:
-    """Write result.json, which marks a run as finished, and unlock the folder."""
+@contextmanager
+def replace_folder(out: Path, force: bool, *inputs: Path | None) -> Iterator[Path]:
+    """Write a whole output folder: it appears complete and sealed, and an old one stays until then."""
+    check_out(out, force, *inputs)
+    try:
+        with NewFolder(out.resolve()) as new:
+            (new / MARK).touch()
+            yield new
+    finally:
+        unlock(out)
+
+
+def write_result(out: Path, content: Mapping[str, Any], *, seals: bool = False) -> None:
+    """Write result.json, which marks a run as finished, and unlock the folder; with `seals`, seal its files first."""
+    if seals:
+        write_seal(out)
     write_json(out / RESULT, content)
     unlock(out)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from bertsmith.checkpoint.masks import MASKS_FILE
 from bertsmith.data.devices import device_type
 from bertsmith.errors import InputError
-from bertsmith.files import read_json, read_text, write_text
+from bertsmith.files import SEAL, read_json, read_text, write_seal, write_text
 from bertsmith.models.model import Model
 from bertsmith.report.finetuning import SeedRun
 from bertsmith.runs.finetuning import (
@@ -206,7 +206,7 @@ def run_search(
         summary = _summarise(search, out)
         best = summary.best.run
         # the recipe is replaced atomically, because --resume reads it
-        others = shutil.ignore_patterns(RESULT, RECIPE, MARK, "checkpoints")
+        others = shutil.ignore_patterns(RESULT, RECIPE, MARK, SEAL, "checkpoints")
         shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=others)
         write_text(out / RECIPE, read_text(out / best / RECIPE))
         predictor = Predictor.load(out, device=device_type(device))
@@ -274,6 +274,7 @@ def _remove_worse_models(out: Path, runs: Sequence[str]) -> None:
 def _remove_model(folder: Path) -> None:
     for file in MODEL_FILES:
         (folder / file).unlink(missing_ok=True)
+    write_seal(folder)
 
 
 def _summarise(search: SearchPlan, out: Path) -> SearchResult:

@@ -173,7 +173,7 @@ def tokenizer(
         seconds=round(time.perf_counter() - start, 3),
         hash=new.hash,
     )
-    write_result(out, result.to_json())
+    write_result(out, result.to_json(), seals=True)
     if result.extension is not None:
         _print_extension(result, result.extension, out, requested)
         return result

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from bertsmith.answers.chart import WEIGHTS_FILE, SpanWeights, span_tables
-from bertsmith.answers.sequences import Answer, Features, TextEncoding
+from bertsmith.answers.sequences import Answer, Features, TextEncoding, check_finite
 from bertsmith.answers.texts import softmax
-from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphMetadata, open_session, read_object
+from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphMetadata, open_session
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.runtime.tasks import ExportedTask, read_task
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = 
         raise InputError(f"batch_tokens is {batch_tokens}; allowed: 1 or more")
     graph = Graph(open_session(folder / GRAPH_FILE, threads), GraphMetadata.read(folder))
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
-    task = read_object(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
+    task = read_json(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
     weights = SpanWeights.load(folder / WEIGHTS_FILE) if graph.metadata.head == "chart" else None
     return OnnxModel(graph, tokenizer, task, batch_tokens, weights)
 
@@ -80,7 +81,9 @@ class OnnxModel:
             return []
         examples = self.task.examples(table)
         features = self.task.features(examples, encoding)
-        return self.task.answers(examples, features, self._items(features))
+        outputs = self._items(features)
+        check_finite(outputs)
+        return self.task.answers(examples, features, outputs)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one vector per text: the output of the embedder head, or else the mean of the hidden states.
@@ -95,6 +98,7 @@ class OnnxModel:
                 "model before fine-tuning, or one fine-tuned for embedding"
             )
         vectors = self._texts(list(texts))
+        check_finite(vectors)
         if self.graph.metadata.head is None:
             vectors = [states.mean(0) for states in vectors]
         width = int(self.graph.session.get_outputs()[0].shape[-1])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from bertsmith.answers.sequences import Answer, Features, TextEncoding
+from bertsmith.answers.sequences import Answer, Features, TextEncoding, check_finite
 from bertsmith.data.examples import ExampleConfig, TaskBatch
 from bertsmith.data.inference import in_background, windows
 from bertsmith.data.progress import Watch
@@ -194,7 +194,9 @@ class Task(Record, ABC, Generic[Example]):
             tokenised = in_background(self.features(part, encoding) for part in parts)
             for part, features in zip(parts, tokenised, strict=True):
                 counter = _Counter(watch, len(answers), len(part) / max(1, len(features)), len(examples))
-                answers += self.answers(part, features, item_outputs(model, features, sequences, counter))
+                outputs = item_outputs(model, features, sequences, counter)
+                check_finite(outputs)
+                answers += self.answers(part, features, outputs)
         return answers
 
     def compares_rows(self, examples: Sequence[Example]) -> bool:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain, groupby
@@ -16,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertsmith.errors import InputError
+from bertsmith.files import parse_json, read_json, read_text, write_text
 
 TokenizerContent: TypeAlias = dict[str, Any]
 """The content of a tokenizer.json, or one of its sections."""
@@ -48,10 +48,10 @@ def bert_template(start: int, separator: int) -> processors.TemplateProcessing:
 
 
 def _read_json(path: Path) -> tokenizers.Tokenizer:
+    text = read_text(path)
+    if not isinstance(parse_json(text, str(path)), dict):
+        raise InputError(f"tokenizer file {str(path)!r} is not a JSON object")
     try:
-        text = path.read_text(encoding="utf-8")
-        if not isinstance(json.loads(text), dict):
-            raise ValueError("it is not a JSON object")
         return tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
@@ -62,10 +62,7 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
     """Read BERT's WordPiece tokenizer from a vocabulary with one token per line."""
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"tokenizer file {str(path)!r} is not UTF-8 (byte {error.start})") from None
+    lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
     vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
@@ -94,12 +91,7 @@ def _bert_settings(path: Path) -> dict[str, bool | None]:
     settings: dict[str, bool | None] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
     if not path.is_file():
         return settings
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"file {str(path)!r} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"file {str(path)!r} must be a JSON object")
+    config = read_json(path)
     for name in settings:
         if name in config:
             value = config[name]
@@ -476,9 +468,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tokenizer.json"
-        temporary = folder / f".tokenizer.json.{os.getpid()}"
-        temporary.write_text(self._text, encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, self._text)
         return path
 
 

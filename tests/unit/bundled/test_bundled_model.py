@@ -17,6 +17,7 @@ from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.toml"}
+FILES |= {"seal.json"}
 MAX_BYTES = 30_000_000
 TEXTS = ["A man is playing a guitar.", "Someone plays the guitar.", "The committee rejected the new tax law."]
 

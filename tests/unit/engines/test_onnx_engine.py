@@ -186,6 +186,7 @@ def test_graph_that_differs_from_its_model_raises(cut: Model, tmp_path: Path, mo
 
 def test_unreadable_folders_raise(exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(exported["float32"], tmp_path / "broken")
+    (folder / "seal.json").unlink()
     (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:1000])
     with pytest.raises(InputError, match="is not an ONNX file that this ONNX Runtime reads"):
         open_runner(folder)

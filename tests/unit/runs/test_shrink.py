@@ -144,6 +144,7 @@ def test_settings_override_those_of_the_model(folders: tuple[Path, Path], tmp_pa
     """A given setting leaves the others of its table unchanged."""
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(folders[0], model)
+    (model / "seal.json").unlink()
     task = json.loads((model / "task.json").read_text())
     task["sequences"] |= {"layout": "padded", "length": 16}
     (model / "task.json").write_text(json.dumps(task))

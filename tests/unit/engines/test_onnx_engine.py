@@ -85,7 +85,7 @@ def test_onnx_json_describes_the_graph(precision: str, exported: dict[str, Path]
     folder = exported[precision]
     names = {path.name for path in folder.iterdir()} - {".bertsmith"}
     files = {"artefact.json", "config.json", "model.onnx", "onnx.json", "result.json", "task.json", "tokenizer.json"}
-    assert names - {"tokenizer_config.json"} == files | {"README.md"}
+    assert names - {"tokenizer_config.json"} == files | {"README.md", "seal.json"}
     assert json.loads((folder / "artefact.json").read_text()) == {"engine": "onnxruntime", "precision": precision}
     metadata, result = (json.loads((folder / name).read_text()) for name in ("onnx.json", "result.json"))
     assert metadata["opset"] == 20

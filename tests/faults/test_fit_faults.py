@@ -108,6 +108,7 @@ def test_impossible_budget_exits_with_1(
     assert names == {
         ".bertsmith",
         "report.html",
+        "seal.json",
         "result.json",
         "candidates.jsonl",
         "measurements.jsonl",

@@ -17,11 +17,13 @@ _VECTOR_DECIMALS = 7
 
 @dataclass(frozen=True)
 class EmbeddingExample:
-    """A text, optionally with a similar and a dissimilar one, and the similarity of the first two."""
+    """One to three texts (the second similar, the third dissimilar), and a similarity or a vector to learn."""
 
     texts: tuple[str, ...]
     value: float = math.nan
     """Similarity, rescaled to [0, 1] by the range of the training data; NaN if unknown."""
+    vector: np.ndarray | None = None
+    """Vector that a single text should get, (width,)."""
 
 
 class EmbeddingAnswer(TypedDict):
@@ -50,13 +52,18 @@ def read_embedding_texts(table: Table, index: int, text: str, pair: str | None) 
 
 
 def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncoding) -> Features:
-    """Encode every text as one sequence, every example as one item; target "texts": ids of the distinct texts."""
+    """Encode every text as one sequence, every example as one item.
+
+    Targets: "texts", ids of the distinct texts; "value", the similarity, and "vector", where all examples have one.
+    """
     tokens, types = encoding.sequences([text for example in examples for text in example.texts])
     counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
     values = np.array([example.value for example in examples], dtype=np.float32)
     targets: dict[str, np.ndarray | Ragged] = {"texts": text_ids(examples, int(counts.max(initial=1)))}
     if not np.isnan(values).any():
         targets["value"] = values
+    if all(example.vector is not None for example in examples):
+        targets["vector"] = np.array([example.vector for example in examples], dtype=np.float16)
     return Features(
         tokens,
         types,

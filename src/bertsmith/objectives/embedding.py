@@ -56,6 +56,24 @@ class Similarity(Cosines):
 
 
 @dataclass(frozen=True)
+class TargetVectors(Vectors):
+    """1 − cosine of each text's vector and a given one: distillation of an embedding model.
+
+    It is half the squared distance of the unit vectors (Reimers & Gurevych 2020, eq. 1, for one language).
+    Targets: "vector", (items, width). Pairs with a "value" instead, which dev may have, get the loss of `Similarity`.
+    """
+
+    metrics = ()
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        if "vector" not in batch.targets:
+            return Similarity().sums(outputs, batch)
+        target = normalize(batch.targets["vector"].float(), dim=-1)
+        cosines = (item_vectors(outputs, len(batch.item))[:, 0] * target).sum(-1)
+        return Sums((1 - cosines).sum(), {})
+
+
+@dataclass(frozen=True)
 class Ranking(Cosines):
     """Ranking loss: a more similar pair should have the higher cosine (CoSENT; Su 2022).
 

@@ -20,13 +20,14 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import EmbedderConfig
-from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
+from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity, TargetVectors
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.ranking import (
     evaluate_pair_labels,
     evaluate_retrieval,
     evaluate_similarity,
+    evaluate_target_vectors,
     evaluate_uniformity,
 )
 from bertsmith.tasks.texts import label_name, text_columns
@@ -38,8 +39,8 @@ _LABEL_COLUMNS = ("label", "score", "similarity")
 
 
 def embedding_columns(row: RowData) -> Columns:
-    """Find the columns of text, pair, negative and label by their usual names; None for those a row lacks."""
-    columns: Columns = dict.fromkeys(("text", "pair", "negative", "label"))
+    """Find the columns of text, pair, negative, label and vector by their usual names; None for those a row lacks."""
+    columns: Columns = dict.fromkeys(("text", "pair", "negative", "label", "vector"))
     if "anchor" in row:
         return columns | {
             "text": "anchor",
@@ -49,13 +50,17 @@ def embedding_columns(row: RowData) -> Columns:
     columns |= text_columns(row) or {}
     if columns["pair"] is not None:
         columns["label"] = next((name for name in _LABEL_COLUMNS if name in row), None)
+    elif "vector" in row:
+        columns["vector"] = "vector"
     return columns
 
 
 def default_loss(
-    train: Table, pair: str | None, label: str | None
-) -> Literal["in_batch", "similarity", "contrastive", "dropout"]:
+    train: Table, pair: str | None, label: str | None, vector: str | None
+) -> Literal["in_batch", "similarity", "contrastive", "dropout", "vector"]:
     """Return the default loss for the columns of the training data."""
+    if vector is not None:
+        return "vector"
     if pair is None:
         return "dropout"
     if label is None:
@@ -101,7 +106,9 @@ def _is_fraction(value: Any) -> bool:
     return not value.strip().removeprefix("-").isdecimal()
 
 
-Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout"]
+Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout", "vector"]
+_REQUIRED_ROLES = {"in_batch": ("pair",), "dropout": (), "vector": ("vector",)}
+"""Columns that a loss needs besides the text; others need a pair and a label."""
 
 
 class TextEmbedding(Task[EmbeddingExample]):
@@ -116,11 +123,15 @@ class TextEmbedding(Task[EmbeddingExample]):
     """Column of a hard negative."""
     label: str | None = None
     """Column of the similarity of a pair, a score or a label; None if all pairs are positives."""
+    vector: str | None = None
+    """Column of the vector that a text should get, such as the one of a larger model."""
+    vector_width: int | None = Field(default=None, gt=0)
+    """Width of those vectors; None for the width in the training data."""
     loss: Loss | None = None
     """Training loss. "in_batch": each text retrieves its positive among the texts of the micro-batch. "similarity":
     regression of the cosine on the score. "ranking": cosines are ordered like the scores. "contrastive": similar pairs
     are pulled together, dissimilar ones pushed apart. "dropout": each text retrieves itself under another dropout mask
-    (SimCSE). None selects by the columns."""
+    (SimCSE). "vector": each text gets the vector of its row. None selects by the columns."""
     alike: tuple[str, ...] = ()
     """Labels of similar pairs; empty for "1" if the labels are 0 and 1, or for "entailment"."""
     lowest: float | None = None
@@ -135,13 +146,13 @@ class TextEmbedding(Task[EmbeddingExample]):
     """Whether "in_batch" also trains positives to retrieve their texts."""
 
     roles: ClassVar[tuple[str, ...]] = ("text", "pair")
-    target_roles: ClassVar[tuple[str, ...]] = ("negative", "label")
+    target_roles: ClassVar[tuple[str, ...]] = ("negative", "label", "vector")
 
     @classmethod
     def find_columns(cls, row: RowData) -> dict[str, str] | None:
-        if "anchor" not in row or "positive" not in row:
-            return None
-        return {role: name for role, name in embedding_columns(row).items() if name is not None}
+        columns = {role: name for role, name in embedding_columns(row).items() if name is not None}
+        is_embedding = ("anchor" in row and "positive" in row) or {"text", "vector"} <= columns.keys()
+        return columns if is_embedding else None
 
     def resolve(self, train: Table) -> "TextEmbedding":
         task = self
@@ -151,12 +162,13 @@ class TextEmbedding(Task[EmbeddingExample]):
                 names = ", ".join(train.columns)
                 raise InputError(f"{train.name} has the columns {names}; select the text with --column text=…")
             task = self.changed(**{role: getattr(self, role) or name for role, name in columns.items()})
-        loss = task.loss or default_loss(train, task.pair, task.label)
-        required = {"in_batch": ("pair",), "dropout": ()}.get(loss, ("pair", "label"))
-        for role in required:
+        loss = task.loss or default_loss(train, task.pair, task.label, task.vector)
+        for role in _REQUIRED_ROLES.get(loss, ("pair", "label")):
             if getattr(task, role) is None:
                 raise InputError(f"task.loss is {loss!r}, which needs task.{role}: the name of a column")
         changes: dict[str, Any] = {"loss": loss}
+        if loss == "vector" and task.vector is not None and len(train):
+            changes["vector_width"] = len(train.vector(0, task.vector))
         if task.label is not None and loss in ("in_batch", "contrastive"):
             changes["alike"] = alike_labels(train, task.label, task.alike)
         if task.label is not None and loss in ("similarity", "ranking"):
@@ -171,12 +183,15 @@ class TextEmbedding(Task[EmbeddingExample]):
         return task.changed(**changes)
 
     def head(self, model: ModelConfig) -> HeadConfig:
-        return EmbedderConfig()
+        is_projected = self.vector_width not in (None, model.encoder.width)
+        return EmbedderConfig(projection=self.vector_width if is_projected else None)
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[EmbeddingExample]:
         if not has_targets:
             return [read_embedding_texts(table, index, str(self.text), self.pair) for index in range(len(table))]
         columns = self._columns(table)
+        if columns["vector"] is not None:
+            return self._with_vectors(table, str(columns["text"]), columns["vector"])
         texts = [name for name in (columns["text"], columns["pair"], columns["negative"]) if name is not None]
         label = columns["label"]
         task = self._with_range(table, label)
@@ -209,6 +224,8 @@ class TextEmbedding(Task[EmbeddingExample]):
             return Ranking(scale=self.scale)
         if self.loss == "contrastive":
             return Contrastive(margin=self.margin)
+        if self.loss == "vector":
+            return TargetVectors()
         return InBatch(scale=self.scale, is_symmetric=self.symmetric)
 
     def answers(
@@ -223,7 +240,11 @@ class TextEmbedding(Task[EmbeddingExample]):
 
     def evaluate(self, examples: Sequence[EmbeddingExample], answers: Sequence[AnswerData]) -> Evaluation:
         if len(examples[0].texts) == 1:
-            return evaluate_uniformity(unit(np.array([answer["answer"] for answer in answers])), self.metric)
+            vectors = unit(np.array([answer["answer"] for answer in answers]))
+            targets = [example.vector for example in examples if example.vector is not None]
+            if len(targets) == len(examples):
+                return evaluate_target_vectors(vectors, unit(np.array(targets)), self.metric)
+            return evaluate_uniformity(vectors, self.metric)
         values = np.array([example.value for example in examples])
         if np.isnan(values).any():
             return evaluate_retrieval(np.array([answer["rank"] for answer in answers]), self.metric)
@@ -265,11 +286,22 @@ class TextEmbedding(Task[EmbeddingExample]):
 
         Models trained on single texts or positives are often evaluated on scored pairs.
         """
-        columns = {"text": self.text, "pair": self.pair, "negative": self.negative, "label": self.label}
-        if self.loss not in ("dropout", "in_batch") or not len(table) or self.text in table.rows[0]:
+        columns = {role: getattr(self, role) for role in (*self.roles, *self.target_roles)}
+        if self.loss not in ("dropout", "in_batch", "vector") or not len(table) or self.text in table.rows[0]:
             return columns
         usual = embedding_columns(table.rows[0])
         return columns if usual["text"] is None else usual
+
+    def _with_vectors(self, table: Table, text: str, column: str) -> list[EmbeddingExample]:
+        """Read texts and their vectors; raise InputError for a vector of another width."""
+        examples = []
+        for index in range(len(table)):
+            vector = table.vector(index, column)
+            if self.vector_width not in (None, len(vector)):
+                size = f"{len(vector)} numbers; the first row has {self.vector_width}"
+                raise InputError(f"{table.location(index)}: field {column!r} has {size}")
+            examples.append(EmbeddingExample((table.text(index, text),), vector=vector))
+        return examples
 
     def _with_range(self, table: Table, label: str | None) -> "TextEmbedding":
         """Return the task with the range of a table's scores if the training data had no such column."""

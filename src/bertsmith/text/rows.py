@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from bertsmith.errors import InputError, nearest
 
 Row: TypeAlias = Mapping[str, Any]
@@ -68,6 +70,17 @@ class Table:
             shown = "null" if value is None else repr(value)
             raise InputError(f"{self.location(index)}: field {column!r} is {shown}; it must be a finite number")
         return number
+
+    def vector(self, index: int, column: str) -> np.ndarray:
+        """Return the vector of a column, (width,); raise if it is not a list of finite numbers."""
+        value = self.value(index, column)
+        try:
+            vector = np.asarray(value, dtype=np.float32)
+        except (TypeError, ValueError):
+            vector = np.empty(())
+        if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
+            raise InputError(f"{self.location(index)}: field {column!r} is not a list of finite numbers")
+        return vector
 
     def take(self, indices: Sequence[int]) -> "Table":
         """Select rows."""

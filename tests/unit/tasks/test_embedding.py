@@ -14,7 +14,7 @@ from helpers_choices import WORDS, encoding, finetune_small
 import bertsmith
 from bertsmith.answers.embedding import EmbeddingExample
 from bertsmith.errors import InputError
-from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
+from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity, TargetVectors
 from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.predictor import Predictor
@@ -28,7 +28,17 @@ GRADED = [
 ]
 BINARY = [{**row, "label": int(row["label"] > 2)} for row in GRADED]  # type: ignore[operator]
 TEXTS = [{"text": f"{a} {b}"} for a in WORDS[:4] for b in WORDS[4:8]]
-ROWS = {"positives": POSITIVES, "triples": TRIPLES, "graded": GRADED, "binary": BINARY, "texts": TEXTS}
+VECTORS = [  # one dimension per word
+    {"text": f"{a} {b}", "vector": [float(word in (a, b)) for word in WORDS]} for a in WORDS[:4] for b in WORDS[4:8]
+]
+ROWS = {
+    "positives": POSITIVES,
+    "triples": TRIPLES,
+    "graded": GRADED,
+    "binary": BINARY,
+    "texts": TEXTS,
+    "vectors": VECTORS,
+}
 
 
 def resolve(rows: list[dict[str, Any]], **settings: Any) -> TextEmbedding:
@@ -44,6 +54,7 @@ def resolve(rows: list[dict[str, Any]], **settings: Any) -> TextEmbedding:
         ("graded", "similarity", Similarity),
         ("binary", "contrastive", Contrastive),
         ("texts", "dropout", InBatch),
+        ("vectors", "vector", TargetVectors),
     ],
 )
 def test_default_loss_depends_on_the_columns(form: str, loss: str, objective: type) -> None:
@@ -53,12 +64,17 @@ def test_default_loss_depends_on_the_columns(form: str, loss: str, objective: ty
     assert TextEmbedding.parse(task.plain()) == task
 
 
-def test_only_anchor_columns_are_recognised() -> None:
+def test_only_anchor_and_vector_columns_are_recognised() -> None:
     assert recognise(table_of(TRIPLES, "train"), None, [], {}) == {
         "kind": "embedding",
         "text": "anchor",
         "pair": "positive",
         "negative": "negative",
+    }
+    assert recognise(table_of(VECTORS, "train"), None, [], {}) == {
+        "kind": "embedding",
+        "text": "text",
+        "vector": "vector",
     }
     assert [TextEmbedding.find_columns(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
 
@@ -138,6 +154,8 @@ def test_positives_are_evaluated_on_scored_pairs_of_another_file(tmp_path: Path)
         ),
         ([*BINARY, {**BINARY[0], "label": None}], {}, "train row 11: 'label' is null; a label must be a string"),
         (TEXTS, {"loss": "in_batch"}, "task.loss is 'in_batch', which needs task.pair"),
+        (TEXTS, {"loss": "vector"}, "task.loss is 'vector', which needs task.vector"),
+        ([{"text": "a", "vector": ["b"]}], {}, "train row 0: field 'vector' is not a list of finite numbers"),
         (POSITIVES, {"loss": "ranking"}, "task.loss is 'ranking', which needs task.label"),
         ([{"words": "a"}], {}, "train has the columns words; select the text with --column text="),
         ([GRADED[-1]], {}, "column 'label' ranges from 1 to 1; at least 2 different numbers"),
@@ -154,17 +172,27 @@ def test_invalid_rows_raise() -> None:
         task.examples(table_of([{"anchor": "a"}], "dev"))
     with pytest.raises(InputError, match=r"dev row 0: field 'positive' is null"):
         task.examples(table_of([{"anchor": "a", "positive": None}], "dev"))
+    with pytest.raises(InputError, match=r"dev row 0: field 'vector' has 2 numbers; the first row has"):
+        resolve(VECTORS).examples(table_of([{"text": "a", "vector": [1, 2]}], "dev"))
 
 
 CASES = [(form, None) for form in ROWS] + [("graded", "ranking"), ("binary", "in_batch"), ("graded", "dropout")]
-METRICS = {"positives": "mrr", "triples": "mrr", "graded": "spearman", "binary": "average_precision"}
+METRICS = {
+    "positives": "mrr",
+    "triples": "mrr",
+    "graded": "spearman",
+    "binary": "average_precision",
+    "vectors": "cosine",
+}
 
 
 @pytest.mark.parametrize(("form", "loss"), CASES)
 def test_training_with_every_loss(form: str, loss: str | None) -> None:
     settings = ["model.overrides.dropout=0.1"] if loss == "dropout" or form == "texts" else []
     settings += [] if loss is None else [f"task.loss={loss}"]
-    result = finetune_small(ROWS[form], "embedding", ["task.kind=embedding", *settings], epochs=8)
+    result = finetune_small(
+        ROWS[form], "embedding", ["task.kind=embedding", *settings], epochs=32 if form == "vectors" else 8
+    )
     assert result["metric"] == METRICS.get(form, "uniformity")
     # single texts have no target, and pairs of equal texts do not train word order
     assert result["score"] > (0 if form == "texts" or loss == "dropout" else 80)
@@ -185,3 +213,9 @@ def test_encode_uses_the_trained_head(tmp_path: Path) -> None:
     assert vectors.shape == (2, 32)
     assert model.encode([]).shape == (0, 32)
     torch.testing.assert_close(vectors, torch.tensor(predictor.predict(["red iron", "gold"])), rtol=0, atol=2e-6)
+
+
+def test_target_vectors_are_regressed_and_evaluated_on_scored_pairs_too() -> None:
+    result = finetune_small(VECTORS, settings=["run.evaluations=1"], dev=GRADED, epochs=8)
+    assert result["metric"] == "spearman"
+    assert result.predictor.model.encode(["red iron"]).shape == (1, len(WORDS))

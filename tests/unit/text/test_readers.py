@@ -4,12 +4,13 @@ import gzip
 import json
 import lzma
 
+import numpy as np
 import pytest
 import zstandard
 
 from bertsmith.errors import InputError
 from bertsmith.text import readers
-from bertsmith.text.readers import find_files, read_documents
+from bertsmith.text.readers import find_files, parquet_rows, read_documents
 
 DOCUMENTS = ["First line.\nSecond line.", "Ünïcode 東京 text", "last"]
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
@@ -70,6 +71,17 @@ def test_parquet_rows_are_documents(tmp_path):
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"data\.parquet.*cannot be read as parquet"):
         list(read_documents([file], "body"))
+
+
+def test_parquet_vectors_are_arrays(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "data.parquet"
+    vectors = pyarrow.array([[1.0, 2.0], None], pyarrow.list_(pyarrow.float32()))
+    parquet.write_table(pyarrow.table({"vector": vectors, "labels": [[1], [2]]}), file)
+    first, second = (row for _, row in parquet_rows(file))
+    assert isinstance(first["vector"], np.ndarray)
+    assert (first["vector"].tolist(), first["labels"], second["vector"]) == ([1.0, 2.0], [1], None)
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):

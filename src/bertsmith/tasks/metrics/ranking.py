@@ -162,6 +162,15 @@ def evaluate_uniformity(vectors: np.ndarray, metric: str | None) -> Evaluation:
     return evaluate_metrics({"uniformity": uniformity}, (vectors,), metric)
 
 
+def evaluate_target_vectors(vectors: np.ndarray, targets: np.ndarray, metric: str | None) -> Evaluation:
+    """Mean cosine of vectors and their targets, in percent.
+
+    Shape: unit vectors (texts, width) each.
+    """
+    cosines = (vectors * targets).sum(-1)
+    return evaluate_metrics({"cosine": lambda values: 100 * float(values.mean())}, (cosines,), metric)
+
+
 def roc_area(cosines: np.ndarray, is_similar: np.ndarray) -> float:
     """Area under the ROC curve in percent; 50 if all pairs have the same label."""
     if is_similar.all() or not is_similar.any():

@@ -1,5 +1,6 @@
 """Every shipped fine-tuning recipe parses, builds and takes two steps."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,23 @@ NETWORK = [
 ]
 
 
+def write_data(folder: Path, recipe: Path, **rows: int) -> Path:
+    """Write data of classification, or texts with vectors for a recipe that learns vectors."""
+    data = write_task(folder, **rows)
+    if read_toml(recipe).get("task", {}).get("loss") == "vector":
+        for file in data.glob("*.jsonl"):
+            texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+            file.write_text("".join(json.dumps({"text": text, "vector": [len(text), 1]}) + "\n" for text in texts))
+    return data
+
+
 def test_there_are_recipes() -> None:
     assert len(RECIPES) >= 3
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
-    data = write_task(tmp_path / "reviews", train=60)  # enough of both labels
+    data = write_data(tmp_path / "reviews", path, train=60)  # enough of both labels
     changes = [*NETWORK, "run.epochs=1", "batch.examples=32"]
     out = tmp_path / "run"
     metrics = bertsmith.finetune("bert-tiny", recipe=path, data=data, out=out, set=changes, device="cpu")
@@ -44,7 +55,7 @@ def test_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_explain_prints_the_costs(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    data = write_task(tmp_path / "reviews")
+    data = write_data(tmp_path / "reviews", path)
     flags = [word for change in NETWORK for word in ("--set", change)]
     main(["finetune", "bert-tiny", "--recipe", str(path), "--data", str(data), "--explain", *flags])
     printed = capsys.readouterr().out

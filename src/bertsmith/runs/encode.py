@@ -1,11 +1,12 @@
 """`bertsmith encode` and `bertsmith fill-mask`: vectors of texts, and the words that a model expects at masks."""
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -24,12 +25,12 @@ from bertsmith.runs.predict import format_answer
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files, read_documents
 
-VECTORS = "vectors.npy"
+ARRAY, TABLE = "vectors.npy", "vectors.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeResult(OneShotResult):
-    """Number and width of the vectors; `vectors` is set for --text only, vectors.npy always has them."""
+    """Number and width of the vectors; `vectors` is set for --text only, the file always has them."""
 
     texts: int
     width: int
@@ -53,6 +54,7 @@ def encode(
     out: OutFlag[Path | None] = None,
     field: str = "text",
     normalize: bool = False,
+    format: Literal["npy", "parquet"] = "npy",
     device: Device = "auto",
     precision: InferencePrecision = "auto",
     force: ForceFlag = False,
@@ -69,11 +71,14 @@ def encode(
         Files or folders with texts: .txt with documents between blank lines, .jsonl (also .gz, .xz, .zst) or .parquet;
         repeatable. Files of any size are read and written some thousand texts at a time.
     out
-        Output folder: vectors.npy, a float32 array with one row per text, and result.json. Optional with --text.
+        Output folder: the vectors and result.json. Optional with --text.
     field
         Field or column with the text in .jsonl and .parquet files.
     normalize
         Scale every vector to length 1.
+    format
+        "npy": vectors.npy, a float32 array with one row per text. "parquet": vectors.parquet, a table with the columns
+        text and vector (float16), from which another model can learn the vectors (bertsmith finetune).
     device
         Device to run on; "auto" uses a GPU if one is available.
     precision
@@ -88,6 +93,8 @@ def encode(
     if data is not None and out is None:
         raise InputError("--out is not given; give the folder to write the vectors to")
     files = [] if data is None else find_files([data] if isinstance(data, str | Path) else data)
+    if format == "parquet":
+        _import_pyarrow()  # raises before anything is computed
     if out is not None:
         check_out(out, force, folder, *files)
     documents = iter(texts) if data is None else read_documents(files, field)
@@ -96,7 +103,8 @@ def encode(
         raise InputError(f"--data {str(files[0])!r} has no text; give files with texts")
     loaded = load(folder, device=device_type(device))
     start = time.perf_counter()
-    windows = loaded.encode_stream(chain([first], documents), precision=precision)
+    read: deque[str] = deque()  # texts whose vectors are not written yet
+    windows = loaded.encode_stream(_recorded(chain([first], documents), read), precision=precision)
     windows = (normalised(window, dim=-1) if normalize else window for window in windows)
     vectors = torch.cat(list(windows)) if data is None else None
     if out is None:
@@ -104,7 +112,11 @@ def encode(
         count, width = vectors.shape
     else:
         claim(out, force, folder, *files)
-        count, width = write_vectors(out / VECTORS, windows if vectors is None else iter([vectors]))
+        windows = windows if vectors is None else iter([vectors])
+        if format == "parquet":
+            count, width = write_table(out / TABLE, windows, read)
+        else:
+            count, width = write_array(out / ARRAY, windows)
     result = EncodeResult(
         texts=count,
         width=width,
@@ -149,7 +161,7 @@ def fill_mask(
     return FillMaskResult(masks=masks)
 
 
-def write_vectors(path: Path, windows: Iterator[Tensor]) -> tuple[int, int]:
+def write_array(path: Path, windows: Iterator[Tensor]) -> tuple[int, int]:
     """Write windows of vectors to a .npy file as they come; return the number of vectors and their width."""
     count, width = 0, 0
     unfinished = path.with_name(f".{path.name}")
@@ -169,3 +181,47 @@ def write_vectors(path: Path, windows: Iterator[Tensor]) -> tuple[int, int]:
 def _write_header(file: BinaryIO, count: int, width: int) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(file, header)
+
+
+def write_table(path: Path, windows: Iterator[Tensor], texts: deque[str]) -> tuple[int, int]:
+    """Write texts and windows of their vectors to a .parquet file as they come; return the number of rows and width.
+
+    `texts` holds at least the texts of a window when the window comes.
+    """
+    pyarrow, parquet = _import_pyarrow()
+    count, width = 0, 0
+    unfinished = path.with_name(f".{path.name}")
+    writer: Any = None
+    try:
+        for window in windows:
+            width = window.shape[1]
+            numbers = pyarrow.array(window.cpu().numpy().astype("<f2").ravel())
+            rows = [texts.popleft() for _ in range(len(window))]
+            vectors = pyarrow.FixedSizeListArray.from_arrays(numbers, width)
+            table = pyarrow.table({"text": rows, "vector": vectors})
+            writer = writer or parquet.ParquetWriter(unfinished, table.schema, compression="zstd")
+            writer.write_table(table)
+            count += len(window)
+    finally:
+        if writer is not None:
+            writer.close()
+    unfinished.replace(path)
+    return count, width
+
+
+def _recorded(texts: Iterable[str], read: deque[str]) -> Iterator[str]:
+    """Yield texts and append each to `read`."""
+    for text in texts:
+        read.append(text)
+        yield text
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(
+            "--format is 'parquet', which needs pyarrow: pip install 'bertsmith[parquet]'; or use 'npy'"
+        ) from None
+    return pyarrow, pyarrow.parquet

@@ -13,6 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.published import PRESETS
 from bertsmith.runs.result import print_explanation
 from bertsmith.tasks import TASKS
+from bertsmith.text.table_files import table_rows
 from bertsmith.training.pretraining import PretrainSettings
 
 
@@ -45,6 +46,17 @@ def test_encode_prints_or_writes_the_vectors_of_the_model(tmp_path: Path, capsys
     assert capsys.readouterr().out.startswith(f"{expected[0, 0]:.4g}"[:4])
     main(["encode", "small", "-d", str(file), "--field", "body", "-o", str(out), "-f", "--normalize"])
     np.testing.assert_allclose(np.linalg.norm(np.load(out / "vectors.npy"), axis=1), 1, atol=1e-5)
+
+
+def test_encode_writes_a_table_of_texts_and_vectors(tmp_path: Path) -> None:
+    texts = [f"text number {index} of a table" for index in range(20)]
+    file, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    main(["encode", "small", "-d", str(file), "-o", str(out), "--format", "parquet", "--device", "cpu"])
+    rows = [row for _, row in table_rows(out / "vectors.parquet")]
+    assert [row["text"] for row in rows] == texts
+    vectors = np.stack([row["vector"] for row in rows])
+    np.testing.assert_allclose(vectors, bertsmith.load("small").encode(texts).numpy(), atol=1e-3)
 
 
 def test_fill_mask_prints_the_words_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:

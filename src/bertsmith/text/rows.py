@@ -77,8 +77,8 @@ class Table:
         try:
             vector = np.asarray(value, dtype=np.float32)
         except (TypeError, ValueError):
-            vector = np.empty(())
-        if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
+            vector = np.array(math.nan, dtype=np.float32)
+        if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
             raise InputError(f"{self.location(index)}: field {column!r} is not a list of finite numbers")
         return vector
 

@@ -7,12 +7,13 @@
 Each round runs both sides once, so that other load affects both alike. The table has the medians, and the median over
 rounds of the ratio (above 1: ours is faster) of wall-clock time and, on a CPU, of the processor time of all threads,
 which other load disturbs less. "default" leaves batch size and precision to each side; with a precision, the peer's
-weights have it as well. Both sides truncate to the same length and return the mean of the final hidden states,
-normalised; the last column is the largest difference between the vectors.
+weights have it as well. Both sides read truncation, pooling and normalisation from the folder; the last column is the
+largest difference between the vectors. `--exported` compares the folder that `bertsmith export` writes with our model.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import bertsmith
+import bertsmith.hf  # the peer opens folders of ours
 from bertsmith.models.model import Model
 from bertsmith.text.readers import first_texts
 
@@ -33,6 +35,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     texts = first_texts(options.texts, options.count, options.column)
     model = bertsmith.load(options.folder, device=options.device).eval()
+    if options.exported:
+        options.folder = str(Path(tempfile.mkdtemp()) / "exported")
+        model.save_pretrained(options.folder)
     where = f"{options.threads} threads" if options.device == "cpu" else torch.cuda.get_device_name()
     print(f"{len(texts):,} texts, {where}, median of {options.rounds} rounds")
     print(
@@ -41,16 +46,14 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for precision in options.precisions:
-        peer = _peer(options, model, precision)
+        peer = _peer(options.folder, options.device, precision)
         for batch_size in options.batch_sizes:
             print(_row(texts, model, peer, batch_size, precision, options), flush=True)
 
 
-def _peer(options: argparse.Namespace, model: Model, precision: str) -> SentenceTransformer:
+def _peer(folder: str, device: str, precision: str) -> SentenceTransformer:
     settings = {} if precision == DEFAULT else {"dtype": getattr(torch, precision)}
-    peer = SentenceTransformer(options.folder, device=options.device, model_kwargs=settings)
-    peer.max_seq_length = model.config.encoder.embedding.max_length
-    return peer
+    return SentenceTransformer(folder, device=device, model_kwargs=settings)
 
 
 def _row(
@@ -66,10 +69,10 @@ def _row(
     own_precision = {} if precision == DEFAULT else {"precision": precision}
 
     def ours() -> Tensor:
-        return torch.nn.functional.normalize(model.encode(texts, **rows, **own_precision), dim=-1)
+        return model.encode(texts, **rows, **own_precision)
 
     def theirs() -> Tensor:
-        return peer.encode(texts, **rows, convert_to_tensor=True, normalize_embeddings=True).float()
+        return peer.encode(texts, **rows, convert_to_tensor=True).float()
 
     difference = (ours() - theirs()).abs().max().item()  # also warms up
     rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(options.rounds)]
@@ -93,8 +96,9 @@ def _seconds(function: Callable[[], Tensor]) -> tuple[float, float]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="folder of sentence-transformers with mean pooling")
+    parser.add_argument("folder", help="bundled model, or folder of ours or of sentence-transformers")
     parser.add_argument("--texts", type=Path, required=True, help=".jsonl or .jsonl.xz file")
+    parser.add_argument("--exported", action="store_true", help="the peer opens our export of the model")
     parser.add_argument("--column", default="sentence", help="column of the texts")
     parser.add_argument("--count", type=int, default=1500, help="number of texts")
     parser.add_argument("--batch-sizes", nargs="+", default=[DEFAULT, "32", "256"], help="numbers, or default")

@@ -8,8 +8,6 @@ Each line of the file is one text.
 import argparse
 from pathlib import Path
 
-import torch
-
 import bertsmith
 
 
@@ -22,11 +20,9 @@ def main() -> None:
     options = parser.parse_args()
 
     texts = [line.strip() for line in options.file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    model = bertsmith.load(options.model)
-    vectors = torch.nn.functional.normalize(model.encode([options.query, *texts]), dim=-1)
-    similarity = vectors[1:] @ vectors[0]  # cosine of each text with the query
-    for index in similarity.argsort(descending=True)[: options.top].tolist():
-        print(f"{similarity[index]:.2f}  {texts[index]}")
+    index = bertsmith.SearchIndex(bertsmith.load(options.model), texts)
+    for hit in index.search(options.query, top_k=options.top):
+        print(f"{hit.score:.2f}  {hit.text}")
 
 
 if __name__ == "__main__":

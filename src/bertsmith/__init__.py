@@ -13,6 +13,7 @@ _MODULES = {
     "InputError": "bertsmith.errors",
     "Model": "bertsmith.models.model",
     "Predictor": "bertsmith.tasks.predictor",
+    "SearchIndex": "bertsmith.models.search",
     "SequenceLayout": "bertsmith.data.layout",
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
@@ -44,6 +45,7 @@ __all__ = [
     "InputError",
     "Model",
     "Predictor",
+    "SearchIndex",
     "SequenceLayout",
     "Subnet",
     "Tokenizer",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from bertsmith.models.convert import convert, factorise
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
+    from bertsmith.models.search import SearchIndex
     from bertsmith.models.seq2seq import GenerationConfig
     from bertsmith.runs.compare import compare
     from bertsmith.runs.corpus import corpus
@@ -107,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*__all__, "__version__"])

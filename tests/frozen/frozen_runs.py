@@ -315,7 +315,7 @@ def loaded_models(runner: "Runner") -> dict[str, Any]:
     predictor = bertsmith.Predictor.load(runner["finetune_classification"])
     return {
         "encode": tensor_hash(model.encode(texts)),
-        "fill_mask": repr(model.fill_mask("the smith [MASK] an iron gate.", top=3)),
+        "fill_mask": repr(model.fill_mask("the smith [MASK] an iron gate.", top_k=3)),
         "subnet": {name: tensor_hash(tensor) for name, tensor in subnet.state_dict().items()},
         "details": repr(predictor.details(texts)),
     }

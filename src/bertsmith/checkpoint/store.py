@@ -16,7 +16,7 @@ from bertsmith.checkpoint.files import (
     write_tensors,
 )
 from bertsmith.checkpoint.hf.reading import load_hf
-from bertsmith.checkpoint.hf.task_heads import SENTENCE_FILES
+from bertsmith.checkpoint.hf.sentences import encoder_folder, is_sentence_file, lowercases_texts
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.checkpoint.masks import MASKS_FILE, read_masks, write_masks
 from bertsmith.errors import InputError
@@ -29,7 +29,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json", "README.md"}
-_MODEL_FILES |= {SEAL, "artefact.json", "model.onnx", "onnx.json", MASKS_FILE, *SENTENCE_FILES}
+_MODEL_FILES |= {SEAL, "artefact.json", "model.onnx", "onnx.json", MASKS_FILE}
 
 
 def load(
@@ -60,15 +60,17 @@ def _load(given: str | Path, ignore: tuple[str, ...], keep_masks: bool) -> Model
     folder = model_folder(given)
     if not folder.is_dir():
         raise InputError(f"model folder {str(given)!r} does not exist{bundled_hint(given)}")
-    data = read_json(folder / "config.json")
+    data = read_json(encoder_folder(folder) / "config.json")
     if "weights" in data:
         raise InputError(
             f"{str(folder)!r} holds {data['weights']} codes instead of weights, which only an engine runs; "
             "bertsmith evaluate, bertsmith predict and bertsmith.Predictor.load open it"
         )
     model = fold(_load_ours(folder)) if "bertsmith" in data else load_hf(folder, ignore=ignore)
-    if (folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists():
-        model.tokenizer = Tokenizer.load(folder)
+    texts = encoder_folder(folder)
+    if (texts / "tokenizer.json").exists() or (texts / "vocab.txt").exists():
+        tokenizer = Tokenizer.load(texts)
+        model.tokenizer = tokenizer.lowercasing() if lowercases_texts(folder) else tokenizer
         rows = model.config.encoder.vocabulary
         if model.tokenizer.size > rows:
             raise InputError(
@@ -97,10 +99,10 @@ def free_folder(folder: str | Path, force: bool) -> Path:
         raise InputError(f"{str(folder)!r} is a file; give a folder")
     if names and not force:
         raise InputError(f"{str(folder)!r} is not empty; give another folder, or force=True to replace a model in it")
-    if names - _MODEL_FILES:
-        other = sorted(names - _MODEL_FILES)[0]
+    others = sorted(name for name in names - _MODEL_FILES if not is_sentence_file(name))
+    if others:
         raise InputError(
-            f"{str(folder)!r} holds more than a model ({other!r}), so it is not replaced; give another folder"
+            f"{str(folder)!r} holds more than a model ({others[0]!r}), so it is not replaced; give another folder"
         )
     return path
 

@@ -249,6 +249,15 @@ class SequenceLayout:
         sums = hidden.new_zeros(self.batch, hidden.shape[-1], dtype=dtype)
         return (sums.index_add(0, self.sequence_index(hidden), hidden.to(dtype)) / lengths).to(hidden.dtype)
 
+    def maxima(self, hidden: Tensor) -> Tensor:
+        """Return the maximum of every channel over each sequence: (batch, width), 0 for empty sequences."""
+        if self.starts is None:
+            masked = hidden if self.is_token is None else torch.where(self.is_token[..., None], hidden, -torch.inf)
+            return masked.amax(1)
+        sequence = self.sequence_index(hidden)[:, None].expand_as(hidden)
+        empty = hidden.new_zeros(self.batch, hidden.shape[-1])
+        return empty.scatter_reduce(0, sequence, hidden, "amax", include_self=False)
+
     def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
         """Return packed tensors (tokens, …) as zero-padded rows (batch, max_length, …), and their layout."""
         if self.starts is None:

@@ -112,7 +112,8 @@ def max_input_length(config: ModelConfig, head: GraphHead | None = None) -> int 
 def graph_metadata(config: ModelConfig, head: GraphHead | None) -> GraphMetadata:
     """Return the inputs and limits of the graph of a model with this output head."""
     embedding, max_length = config.encoder.embedding, max_input_length(config, head)
-    text_length = embedding.max_length if max_length is None else min(embedding.max_length, max_length)
+    whole = config.text_length if head == "embedder" else embedding.max_length
+    text_length = whole if max_length is None else min(whole, max_length)
     return GraphMetadata(input_names(config), head, config.encoder.vocabulary, max_length, text_length, embedding.types)
 
 

@@ -5,6 +5,7 @@ import copy
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HEADS, HeadConfig, SequenceHeadConfig, TaskHeadConfig
+from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS
 from bertsmith.models.seq2seq import Seq2Seq
@@ -49,13 +50,20 @@ def fit_heads(model: Model, config: ModelConfig, name: str, *, seed: int) -> tup
 def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
     """Return the model with a task head, the pooler if that head reads it, and no pre-training heads.
 
-    A head with the same settings keeps its weights, so that fine-tuning can be continued.
+    A head with the same network keeps its weights, so that fine-tuning can be continued.
     """
     needs_pooler = isinstance(head, SequenceHeadConfig) and head.pooling == "pooler"
     poolers = [own for own in model.config.heads if own.kind == "pooler" and needs_pooler]
     for own in model.config.heads:
-        if isinstance(own, TaskHeadConfig) and own != head:
+        if isinstance(own, TaskHeadConfig) and not _have_same_network(own, head):
             del model.heads[own.kind]
     fitted, _ = fit_heads(model, model.config.changed(heads=(*poolers, head)), "the model", seed=seed)
     fitted.config, fitted.generator = fitted.config.changed(generator=None), None
     return fitted
+
+
+def _have_same_network(own: HeadConfig, head: HeadConfig) -> bool:
+    """Whether two heads compute the same; embedders may differ in the texts that they take."""
+    if isinstance(own, EmbedderConfig) and isinstance(head, EmbedderConfig):
+        return own.changed(texts=head.texts) == head
+    return own == head

@@ -13,6 +13,7 @@ from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.heads import AnyHead, DecoderExitsConfig, ExitsConfig, MaskDecoderConfig, TaskHeadConfig
+from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -238,6 +239,17 @@ class ModelConfig(Record):
     def is_causal(self) -> bool:
         """Whether every mixer of the encoder is causal."""
         return all(layer.mixer.is_causal for layer in self.encoder.layers)
+
+    @property
+    def embedder(self) -> EmbedderConfig | None:
+        """The settings of the embedder head, or None."""
+        return next((head for head in self.heads if isinstance(head, EmbedderConfig)), None)
+
+    @property
+    def text_length(self) -> int:
+        """Number of tokens that texts are truncated to."""
+        own, most = None if self.embedder is None else self.embedder.texts.max_length, self.encoder.embedding.max_length
+        return most if own is None else own
 
     def causal(self) -> "ModelConfig":
         """Return the config with every mixer of the encoder causal; raise InputError if one cannot be causal."""

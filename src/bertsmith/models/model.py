@@ -1,13 +1,18 @@
 """A model for users: an encoder, its heads and its tokenizer."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+import bertsmith
 from bertsmith.answers.chart import SpanWeights
 from bertsmith.answers.sequences import Ragged, TextEncoding, length_batches
 from bertsmith.data.batch import packed, padded
@@ -23,13 +28,14 @@ from bertsmith.data.inference import (
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.progress import progress_bar
 from bertsmith.data.random import key
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, nearest
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import FINAL_HIDDEN_STATES, Encoder, EncoderInputs, EncoderOutput, Want
 from bertsmith.models.heads import TaskHead
 from bertsmith.models.heads.chart import ChartHead
-from bertsmith.models.heads.task import Embedder
+from bertsmith.models.heads.task import Embedder, Similarity, TextsConfig
+from bertsmith.models.search import Hit, SearchIndex, similarities
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -49,6 +55,7 @@ class Model(nn.Module):
         self.heads = nn.ModuleDict(heads)
         self.generator = generator
         self.tokenizer: Tokenizer | None = None
+        self._max_seq_length: int | None = None
 
     def forward(
         self,
@@ -169,32 +176,68 @@ class Model(nn.Module):
             raise InputError(f"this model has no {kind!r} head (its heads: {kinds})")
         return self.heads[kind]
 
+    @overload
+    def encode(
+        self, texts: str | Iterable[str], *, convert_to: Literal["tensor"] = ..., **options: Unpack["EncodeArguments"]
+    ) -> Tensor: ...
+    @overload
+    def encode(
+        self, texts: str | Iterable[str], *, convert_to: Literal["numpy"], **options: Unpack["EncodeArguments"]
+    ) -> np.ndarray: ...
     def encode(
         self,
-        texts: Sequence[str],
+        texts: str | Iterable[str],
         *,
         batch_size: int | None = None,
+        normalize: bool = False,
+        convert_to: Literal["tensor", "numpy"] = "tensor",
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        show_progress: bool = False,
         subnet: Subnet | None = None,
         precision: InferencePrecision = "auto",
-        progress: bool = False,
-    ) -> Tensor:
+        **aliases: Unpack["EncodeAliases"],
+    ) -> Tensor | np.ndarray:
         """Return one float32 vector per text: the output of the embedder head, or else the mean of the hidden states.
 
         Texts of similar length share a batch of a fixed number of tokens, and of at most `batch_size` texts if that is
-        given; the vectors are in the order of the texts. `progress` shows a bar on a terminal.
-        Shape: (texts, width).
+        given; the vectors are in the order of the texts. `normalize` gives them length 1 if the model does not.
+        `prompt` is put before every text; `prompt_name` selects one of the model's own. `show_progress` shows a bar on
+        a terminal. The names of sentence-transformers, such as `normalize_embeddings`, work as well.
+        Shape: (texts, width); (width,) for a single string.
         """
-        check_texts("encode", texts, batch_size)
+        normalize = aliases.pop("normalize_embeddings", normalize)
+        show_progress = bool(aliases.pop("show_progress_bar", show_progress))
+        if aliases.pop("convert_to_numpy", False) and not aliases.pop("convert_to_tensor", False):
+            convert_to = "numpy"
+        aliases.pop("convert_to_tensor", None)
+        if aliases:
+            names = [*inspect.signature(Model.encode).parameters, *EncodeAliases.__annotations__]
+            raise InputError(f"encode has no argument {next(iter(aliases))!r}; {nearest(next(iter(aliases)), names)}")
+        if convert_to not in ("tensor", "numpy"):
+            raise InputError(f"convert_to is {convert_to!r}; allowed: tensor, numpy")
+        rows = [texts] if isinstance(texts, str) else list(texts)
+        check_texts(rows, batch_size)
         is_half(self.device, precision)  # raises InputError for an unknown precision
-        if not len(texts):
-            return torch.empty(0, self._vector_width, device=self.device)
+        prefix = self._prompt(prompt, prompt_name)
         options = EncodeOptions(batch_size, subnet, precision)
-        with progress_bar("encode", is_shown=progress) as watch:
-            vectors = []
-            for window in self._encode_windows(texts, options):
-                vectors.append(window)
-                watch(sum(map(len, vectors)), len(texts))
-        return torch.cat(vectors)
+        parts = [torch.empty(0, self._vector_width, device=self.device)]
+        with progress_bar("encode", is_shown=show_progress) as watch:
+            for window in self._encode_windows(with_prompt(prefix, rows), options) if rows else ():
+                parts.append(window)
+                watch(sum(map(len, parts)), len(rows))
+        vectors = torch.cat(parts)
+        vectors = functional.normalize(vectors, dim=-1) if normalize else vectors
+        vectors = vectors[0] if isinstance(texts, str) else vectors
+        return vectors.cpu().numpy() if convert_to == "numpy" else vectors
+
+    def encode_query(self, texts: Iterable[str], **options: Unpack["EncodeArguments"]) -> Tensor:
+        """Return the vectors of `encode` with the model's prompt for queries, if it has one."""
+        return self._encode_as(_QUERY_PROMPTS, texts, options)
+
+    def encode_document(self, texts: Iterable[str], **options: Unpack["EncodeArguments"]) -> Tensor:
+        """Return the vectors of `encode` with the model's prompt for documents, if it has one."""
+        return self._encode_as(_DOCUMENT_PROMPTS, texts, options)
 
     def encode_stream(
         self,
@@ -210,20 +253,71 @@ class Model(nn.Module):
         """
         if isinstance(texts, str):
             raise InputError("encode_stream takes an iterable of texts, not a string; put it in a list")
-        check_texts("encode_stream", (), batch_size)
+        check_texts((), batch_size)
         is_half(self.device, precision)  # raises InputError for an unknown precision
-        return self._encode_windows(texts, EncodeOptions(batch_size, subnet, precision))
+        prefix = self._prompt(None, None)
+        return self._encode_windows(with_prompt(prefix, texts), EncodeOptions(batch_size, subnet, precision))
 
+    def similarity(self, first: "Texts", second: "Texts") -> Tensor:
+        """Return the similarity of every text or vector of `first` with every one of `second`: (n, m).
+
+        It is the cosine unless the model was trained for another comparison.
+        """
+        return similarities(self._as_vectors(first), self._as_vectors(second), self.similarity_kind)
+
+    def rank(self, query: str, texts: Iterable[str], *, top_k: int | None = None) -> list[Hit]:
+        """Return texts with their similarity to a query, best first; `SearchIndex` keeps the vectors of a corpus."""
+        return SearchIndex(self, texts).search(query, top_k=top_k)
+
+    @property
+    def similarity_kind(self) -> Similarity:
+        """The comparison of vectors that the model was trained for."""
+        return "cosine" if self.config.embedder is None else self.config.embedder.similarity
+
+    @property
+    def max_seq_length(self) -> int:
+        """Number of tokens that `encode` truncates texts to; a changed value of an embedder is saved with the model."""
+        return self._max_seq_length or self.config.text_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, length: int) -> None:
+        embedding, embedder = self.config.encoder.embedding, self.config.embedder
+        if length < 1 or (embedding.positions != "none" and length > embedding.max_length):
+            raise InputError(f"max_seq_length is {length}; allowed: 1 to {embedding.max_length}")
+        self._max_seq_length = length
+        if embedder is not None:
+            changed = embedder.changed(texts=embedder.texts.changed(max_length=length))
+            heads = tuple(changed if head is embedder else head for head in self.config.heads)
+            self.config = self.config.changed(heads=heads)
+
+    def save(self, folder: str | Path, *, force: bool = False) -> None:
+        """Save the model as a folder of ours, which `bertsmith.load` opens; the short form of `bertsmith.save`."""
+        bertsmith.save(self, folder, force=force)
+
+    def save_pretrained(self, folder: str | Path, *, force: bool = False) -> None:
+        """Save the model for transformers and sentence-transformers; the short form of `bertsmith.export`."""
+        bertsmith.export(self, folder, force=force)
+
+    @overload
+    def fill_mask(  # type: ignore[overload-overlap]  # a string is an iterable of strings, too
+        self, text: str, *, top_k: int = ...
+    ) -> "Filled": ...
+    @overload
+    def fill_mask(self, text: Iterable[str], *, top_k: int = ...) -> list["Filled"]: ...
     @torch.inference_mode()
-    def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """Return the most probable tokens of every mask in the text, with their probabilities.
+    def fill_mask(self, text: str | Iterable[str], *, top_k: int = 5) -> "Filled | list[Filled]":
+        """Return the most probable tokens of every mask in the text, with their probabilities; a list for a list.
 
         A model without a masked_tokens head uses its generator.
         """
+        if not isinstance(text, str):
+            return [self.fill_mask(one, top_k=top_k) for one in text]
+        if top_k < 1:
+            raise InputError(f"top_k is {top_k}; allowed: 1 or more")
         tokenizer = self.require_tokenizer()
         if "masked_tokens" not in self.heads and self.generator is not None:
             self.generator.tokenizer = tokenizer
-            return self.generator.fill_mask(text, top=top)
+            return self.generator.fill_mask(text, top_k=top_k)
         batch = self._batch([text])
         is_mask = batch["input_ids"] == tokenizer.mask
         if not is_mask.any():
@@ -236,7 +330,7 @@ class Model(nn.Module):
             inputs = EncoderInputs(batch["input_ids"], layout, batch["token_type_ids"])
             output = self.run(inputs, Want(masked_positions=positions))
             scores = head(output.masked_states, self.token_table).float()
-        best = scores.softmax(-1).topk(min(top, self.config.encoder.vocabulary))
+        best = scores.softmax(-1).topk(min(top_k, self.config.encoder.vocabulary))
         return [
             list(zip(tokenizer.tokens(tokens), probabilities, strict=True))
             for tokens, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -301,7 +395,7 @@ class Model(nn.Module):
         """Yield the vectors of texts window by window; a thread tokenises the next window."""
         tokenizer, embedding = self.require_tokenizer(), self.config.encoder.embedding
         has_types = embedding.types > 1 and tokenizer.single_texts_have_types
-        encoding = TextEncoding(tokenizer, embedding.max_length, has_types)
+        encoding = TextEncoding(tokenizer, self.max_seq_length, has_types)
         for tokens, types in in_background(encoding.sequences(window) for window in windows(texts)):
             yield self._encode_window(tokens, types, options)
 
@@ -332,6 +426,36 @@ class Model(nn.Module):
         embedders = [head for head in self.heads.values() if isinstance(head, Embedder)]
         return embedders[0].width if embedders else self.config.encoder.width
 
+    def _prompt(self, prompt: str | None, name: str | None) -> str:
+        """Return the text to put before every text: the given one, a named one, or the model's default."""
+        texts = TextsConfig() if self.config.embedder is None else self.config.embedder.texts
+        if prompt is not None and name is not None:
+            raise InputError("prompt and prompt_name are given; allowed: one of them")
+        if prompt is not None:
+            return prompt
+        name = texts.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in texts.prompts:
+            known = ", ".join(texts.prompts) or "none"
+            raise InputError(f"prompt_name is {name!r}; the names of this model's prompts are: {known}")
+        return texts.prompts[name]
+
+    def _encode_as(self, names: tuple[str, ...], texts: Iterable[str], options: "EncodeArguments") -> Tensor:
+        """Return the vectors of `encode` with the first of these prompts that the model has."""
+        prompts = {} if self.config.embedder is None else self.config.embedder.texts.prompts
+        known = next((name for name in names if name in prompts), None)
+        arguments = EncodeArguments(prompt=None if known is None else prompts[known])
+        arguments.update(options)
+        return self.encode(texts, **arguments)
+
+    def _as_vectors(self, given: "Texts") -> Tensor:
+        """Return vectors as a tensor, (n, width); texts are encoded."""
+        if isinstance(given, np.ndarray | Tensor):
+            vectors = torch.as_tensor(given, device=self.device)
+            return vectors[None] if vectors.dim() == 1 else vectors
+        return self.encode([given] if isinstance(given, str) else given)
+
     def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
         arrays = self.require_tokenizer().encode(list(texts), max_length=self.config.encoder.embedding.max_length)
         batch = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
@@ -349,10 +473,42 @@ class EncodeOptions:
     precision: InferencePrecision
 
 
-def check_texts(caller: str, texts: Sequence[str], batch_size: int | None) -> None:
+class EncodeAliases(TypedDict, total=False):
+    """Arguments of `Model.encode` by their names in sentence-transformers."""
+
+    normalize_embeddings: bool
+    convert_to_numpy: bool
+    convert_to_tensor: bool
+    show_progress_bar: bool | None
+
+
+class EncodeArguments(EncodeAliases, total=False):
+    """Arguments of `Model.encode` that `encode_query` and `encode_document` pass on."""
+
+    batch_size: int | None
+    normalize: bool
+    prompt: str | None
+    prompt_name: str | None
+    show_progress: bool
+    subnet: Subnet | None
+    precision: InferencePrecision
+
+
+Texts: TypeAlias = str | Iterable[str] | Tensor | np.ndarray
+"""Texts, or vectors of texts that were encoded before."""
+Filled: TypeAlias = list[list[tuple[str, float]]]
+"""The most probable tokens of every mask of a text, with their probabilities."""
+_QUERY_PROMPTS = ("query",)
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+
+
+def with_prompt(prompt: str, texts: Iterable[str]) -> Iterable[str]:
+    """Put a prompt before every text; values that are not texts stay, for the tokenizer to refuse."""
+    return (prompt + text if isinstance(text, str) else text for text in texts) if prompt else texts
+
+
+def check_texts(texts: Sequence[str], batch_size: int | None) -> None:
     """Raise InputError if `texts` is not a list of strings or the batch size is not positive."""
-    if isinstance(texts, str):
-        raise InputError(f"{caller} takes a list of texts, not a string; put it in a list")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"texts[{index}] is a {type(text).__name__}; it must be a string")

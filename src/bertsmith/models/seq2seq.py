@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import bits, key, uniform
+from bertsmith.errors import InputError
 from bertsmith.layers.context import Memory
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
@@ -301,7 +302,9 @@ class Seq2Seq(Model):
 
         `begin` is that of `generate`.
         """
-        check_texts("translate", texts, batch_size)
+        if isinstance(texts, str):
+            raise InputError("translate takes a list of texts, not a string; put it in a list")
+        check_texts(texts, batch_size)
         tokenizer = self.require_tokenizer()
         written = self.write_tokens(texts, config, batch_size=batch_size, progress=progress, begin=begin)
         return [tokenizer.decode(tokens) for tokens in written]

@@ -445,7 +445,7 @@ def fill_sentences(model: Model, sentences: Sequence[str]) -> list[FilledSentenc
         return []
     tokenizer = model.require_tokenizer()
     mask = tokenizer.tokens([tokenizer.mask])[0]
-    return [FilledSentence(text, model.fill_mask(text.replace(MASK, mask), top=SHOWN)[0]) for text in sentences]
+    return [FilledSentence(text, model.fill_mask(text.replace(MASK, mask), top_k=SHOWN)[0]) for text in sentences]
 
 
 def find_neighbours(

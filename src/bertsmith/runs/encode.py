@@ -155,7 +155,7 @@ def fill_mask(
     if top < 1:
         raise InputError(f"--top is {top}; allowed: 1 or more")
     loaded = load(model_folder(model), device=device_type(device))
-    masks = [loaded.fill_mask(one, top=top) for one in ([text] if isinstance(text, str) else text)]
+    masks = loaded.fill_mask([text] if isinstance(text, str) else text, top_k=top)
     for filled in (mask for of_text in masks for mask in of_text):
         print_plain(", ".join(f"{token}  {100 * probability:.1f} %" for token, probability in filled))
     return FillMaskResult(masks=masks)

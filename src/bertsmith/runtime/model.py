@@ -1,9 +1,9 @@
 """Load and run an exported ONNX model; its predictions equal those of `bertsmith.tasks`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 
 TASK_FILE = "task.json"
+Filled: TypeAlias = list[list[tuple[str, float]]]
+"""The most probable tokens of every mask of a text, with their probabilities."""
 _BATCH_TOKENS = 512  # larger batches are no faster on a CPU, and much slower once they exceed its caches
 
 
@@ -85,13 +87,14 @@ class OnnxModel:
         check_finite(outputs)
         return self.task.answers(examples, features, outputs)
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
+    def encode(self, texts: str | Iterable[str]) -> np.ndarray:
         """Return one vector per text: the output of the embedder head, or else the mean of the hidden states.
 
-        Shape: (texts, width), float32.
+        Shape: (texts, width), float32; (width,) for a single string.
         """
         if isinstance(texts, str):
-            raise InputError("encode takes a list of texts, not a string; put it in a list")
+            vector: np.ndarray = self.encode([texts])[0]
+            return vector
         if self.graph.metadata.head not in ("embedder", None):
             raise InputError(
                 f"this graph ends with a {self.graph.metadata.head} head, which returns no text embeddings; export the "
@@ -104,12 +107,18 @@ class OnnxModel:
         width = int(self.graph.session.get_outputs()[0].shape[-1])
         return np.stack(vectors) if vectors else np.empty((0, width), dtype=np.float32)
 
-    def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """Return the most probable tokens with their probabilities for every mask of the text."""
+    @overload
+    def fill_mask(  # type: ignore[overload-overlap]  # a string is an iterable of strings, too
+        self, text: str, *, top_k: int = ...
+    ) -> Filled: ...
+    @overload
+    def fill_mask(self, text: Iterable[str], *, top_k: int = ...) -> list[Filled]: ...
+    def fill_mask(self, text: str | Iterable[str], *, top_k: int = 5) -> Filled | list[Filled]:
+        """Return the most probable tokens with their probabilities for every mask of the text; a list for a list."""
         if self.graph.metadata.head != "masked_tokens":
             raise InputError("this graph does not fill masks; export the model with --head masked_tokens")
         if not isinstance(text, str):
-            raise InputError(f"fill_mask takes one text, not a {type(text).__name__}")
+            return [self.fill_mask(one, top_k=top_k) for one in text]
         tokenizer = self._tokenizer()
         tokens = tokenizer.encode([text], None, self.graph.metadata.text_length)["input_ids"][0]
         is_mask = tokens == tokenizer.mask
@@ -118,7 +127,7 @@ class OnnxModel:
             raise InputError(f"the text {text!r} has no {mask} to fill")
         (scores,) = self.outputs([tokens])
         probabilities = softmax(scores[is_mask])  # (masks, vocabulary)
-        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
+        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top_k]
         return [
             list(zip(tokenizer.tokens(ids), row[ids].tolist(), strict=True))
             for ids, row in zip(best, probabilities, strict=True)

@@ -88,7 +88,7 @@ class ServedModel:
             raise InputError(f"{str(folder)!r} has a task head but no {TASK_FILE}; copy it from the model's folder")
         elastic = read_elastic_metadata(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
         schedule = SizeSchedule.of(elastic, floor)
-        length = runner.config.encoder.embedding.max_length if task_record is None else task_record.sequences.length
+        length = runner.config.text_length if task_record is None else task_record.sequences.length
         served = cls(
             name=name or folder.resolve().name,
             runner=runner,

@@ -300,7 +300,10 @@ def with_exits(model: Model, settings: ExitSettings) -> Model:
 
 
 def _pooling(head: SequenceHeadConfig) -> Literal["first", "last", "mean"]:
-    return "first" if head.pooling == "pooler" else head.pooling
+    """Return the pooling of fresh exits that is nearest to the task head's."""
+    if head.pooling in ("first", "pooler"):
+        return "first"
+    return "last" if head.pooling == "last" else "mean"
 
 
 def make_exit_trainer(

@@ -19,6 +19,7 @@ from bertsmith.answers.sequences import Answer, Features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity, TargetVectors
 from bertsmith.objectives.supervised import Supervised
@@ -183,6 +184,10 @@ class TextEmbedding(Task[EmbeddingExample]):
         return task.changed(**changes)
 
     def head(self, model: ModelConfig) -> HeadConfig:
+        """Return the model's own embedder if it pools the last hidden states, else a new one."""
+        own = model.embedder
+        if own is not None and own.features == FeaturesConfig() and self.vector_width is None:
+            return own
         is_projected = self.vector_width not in (None, model.encoder.width)
         return EmbedderConfig(projection=self.vector_width if is_projected else None)
 

@@ -165,6 +165,16 @@ class Tokenizer:
         backend.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in tokens])
         return type(self)(backend)
 
+    def lowercasing(self) -> Self:
+        """Return a copy that lower-cases texts first; the tokenizer itself if it does so already."""
+        steps = json.dumps(self.content["normalizer"])
+        if '"Lowercase"' in steps or '"lowercase": true' in steps:
+            return self
+        backend = tokenizers.Tokenizer.from_str(self._text)
+        rest = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+        return type(self)(backend)
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self).from_json, (self._text,)
 
@@ -332,6 +342,42 @@ class Tokenizer:
             "attention_mask": is_token.astype(np.int64),
             "token_type_ids": token_type_ids,
         }
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        padding: bool = False,
+        return_tensors: Literal["np", "pt"] | None = None,
+    ) -> dict[str, Any]:
+        """Return input_ids, attention_mask and token_type_ids as `transformers`' tokenizers do.
+
+        The values are lists of ids, one for a string or one per text of a list, or arrays or tensors of shape (texts,
+        length) if `return_tensors` is given. `max_length` truncates.
+        """
+        if return_tensors not in (None, "np", "pt"):
+            raise InputError(f"return_tensors is {return_tensors!r}; allowed: np, pt, or None for lists")
+        is_one = isinstance(texts, str)
+        rows = [texts] if isinstance(texts, str) else texts
+        others = [pairs] if isinstance(pairs, str) else pairs
+        if return_tensors is None and not padding:
+            lists = self.encode(rows, others, max_length, padding=False)
+            return {
+                name: [row.tolist() for row in values][0 if is_one else slice(None)] for name, values in lists.items()
+            }
+        arrays = self.encode(rows, others, max_length)
+        if return_tensors is None:
+            return {name: values.tolist()[0 if is_one else slice(None)] for name, values in arrays.items()}
+        if return_tensors == "np":
+            return dict(arrays)
+        import torch  # the rest of this module works without PyTorch
+
+        return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def encode_flat(
         self,

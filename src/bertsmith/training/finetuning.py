@@ -474,9 +474,10 @@ def starting_model(
             parameter.requires_grad_(parameter.is_floating_point())
         model = model if settings.model.subnet is None else extract(model, settings.model.subnet)
     settings.head.features.check_depth(len(model.config.encoder.layers))
-    return add_quantisation(
-        with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed), settings.quantisation
-    )
+    head = settings.head.applied(task.head(model.config))
+    if isinstance(head, EmbedderConfig):
+        head = head.changed(texts=head.texts.changed(max_length=settings.sequences.length))
+    return add_quantisation(with_task_head(model, head, seed=seed), settings.quantisation)
 
 
 def training_objective(

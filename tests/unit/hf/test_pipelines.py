@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from hf_cases import LABELS, TASK_HEADS
-from transformers import AutoModel, AutoTokenizer, pipeline
+from transformers import AutoTokenizer, pipeline
 
 import bertsmith
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.attach_heads import with_task_head
-from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -75,7 +74,7 @@ def test_fill_mask_and_features(base: Model, tmp_path: Path) -> None:
     model, folder = exported(base, None, tmp_path / "hf")
     text = f"The smith forges {model.require_tokenizer().tokens([model.require_tokenizer().mask])[0]} lanterns."
     found = pipeline("fill-mask", str(folder), top_k=3)(text)
-    for answer, (piece, share) in zip(found, model.fill_mask(text, top=3)[0], strict=True):
+    for answer, (piece, share) in zip(found, model.fill_mask(text, top_k=3)[0], strict=True):
         assert AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(answer["token"]) == piece
         assert answer["score"] == pytest.approx(share, abs=1e-5)
     features = torch.tensor(pipeline("feature-extraction", str(folder))(TEXTS[1]))
@@ -89,37 +88,3 @@ def test_tokenizer_gives_the_inputs_of_the_model(base: Model, tmp_path: Path) ->
     assert set(made) == {"input_ids", "token_type_ids", "attention_mask"}
     expected = model.require_tokenizer().encode(TEXTS)
     assert all(made[name].tolist() == array.tolist() for name, array in expected.items())
-
-
-@pytest.mark.parametrize("head", [EmbedderConfig(), EmbedderConfig(pooling="first", is_normalised=False)])
-def test_sentence_transformers_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
-    model = with_task_head(base, head, seed=0).eval()
-    said = bertsmith.export(model, tmp_path / "hf")
-    assert ("sentence-transformers computes the embeddings" in said) == (model.config.family == "bert")
-    sentences = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path / "hf"), device="cpu")
-    vectors = torch.from_numpy(sentences.encode(TEXTS))
-    torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)
-    assert sentences.max_seq_length == 40
-    bertsmith.export(bertsmith.load(tmp_path / "hf"), tmp_path / "hf", force=True)
-    assert bertsmith.load(tmp_path / "hf").config == model.config
-
-
-@pytest.mark.parametrize(
-    ("head", "why"),
-    [
-        (EmbedderConfig(pooling="pooler"), "sentence-transformers cannot use a model's pooler"),
-        (EmbedderConfig(projection=6), "the embedder has a projection"),
-    ],
-)
-def test_embedders_that_sentence_transformers_cannot_run(
-    base: Model, head: EmbedderConfig, why: str, tmp_path: Path
-) -> None:
-    model = with_task_head(base, head, seed=0).eval()
-    said = bertsmith.export(model, tmp_path / "hf")
-    assert "written as BertsmithModel" in said
-    if model.config.family == "bert":
-        assert why in said
-    assert not (tmp_path / "hf" / "modules.json").exists()
-    made = AutoTokenizer.from_pretrained(tmp_path / "hf")(TEXTS, padding=True, return_tensors="pt")
-    vectors = AutoModel.from_pretrained(tmp_path / "hf").eval()(**made).pooler_output
-    torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from bertsmith.data.batch import packed
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs
 from bertsmith.models.model import Model
+from bertsmith.models.search import SearchIndex
 from bertsmith.text.learn import learn_tokenizer
 
 TEXTS = [" ".join(["forge", "iron", "gate", "river"][: 1 + row % 4]) + " smith" * (row * 7 % 23) for row in range(60)]
@@ -113,7 +115,9 @@ def test_packed_and_padded_vectors_are_equal(model: Model) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"texts": "a text"}, "encode takes a list of texts, not a string"),
+        ({"texts": ["a"], "normalise": True}, "encode has no argument 'normalise'; did you mean 'normalize'"),
+        ({"texts": ["a"], "convert_to": "list"}, "convert_to is 'list'; allowed: tensor, numpy"),
+        ({"texts": ["a"], "prompt": "b", "prompt_name": "c"}, "prompt and prompt_name are given; allowed: one of them"),
         ({"texts": ["a", 3]}, r"texts\[1\] is a int; it must be a string"),
         ({"texts": ["a"], "batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
         ({"texts": ["a"], "precision": "half"}, "precision is 'half'; allowed: auto, float32, bfloat16"),
@@ -146,3 +150,43 @@ def test_a_window_does_not_wait_for_the_gpu(model: Model) -> None:
         model.cpu()
     assert vectors.is_cuda
     assert (vectors.cpu() - expected).abs().max() < 5e-2
+
+
+def test_one_text_generators_and_names_of_sentence_transformers(model: Model) -> None:
+    vectors = model.encode(TEXTS)
+    assert torch.equal(model.encode(text for text in TEXTS), vectors)
+    torch.testing.assert_close(model.encode(TEXTS[0]), vectors[0], rtol=0, atol=1e-5)
+    array = model.encode(TEXTS, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=True)
+    expected = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+    np.testing.assert_allclose(array, expected, rtol=0, atol=1e-6)
+    assert isinstance(model.encode(TEXTS[0], convert_to="numpy"), np.ndarray)
+    assert torch.equal(model.encode(TEXTS, convert_to_tensor=True), vectors)
+
+
+def test_max_seq_length_truncates_texts(model: Model) -> None:
+    text = " ".join(["forge"] * 9)
+    whole, length = model.encode(text), model.max_seq_length
+    try:
+        model.max_seq_length = 4
+        short = model.encode(text)
+    finally:
+        model.max_seq_length = length
+    assert not torch.allclose(short, whole)
+    torch.testing.assert_close(short, model.encode("forge forge"), rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match=f"max_seq_length is {length + 1}; allowed: 1 to {length}"):
+        model.max_seq_length = length + 1
+
+
+def test_search_returns_the_most_similar_texts(model: Model) -> None:
+    index = SearchIndex(model, TEXTS)
+    similarity = model.similarity(TEXTS[:2], TEXTS)
+    assert similarity.shape == (2, len(TEXTS))
+    for row, hits in zip(similarity, index.search(TEXTS[:2], top_k=3), strict=True):
+        best = row.topk(3)
+        assert [hit.text for hit in hits] == [TEXTS[place] for place in best.indices]
+        assert [hit.score for hit in hits] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert model.rank(TEXTS[1], TEXTS)[0].text == TEXTS[1]
+    assert len(model.rank(TEXTS[1], TEXTS)) == len(TEXTS)
+    assert index.search([]) == []
+    with pytest.raises(InputError, match="top_k is 0; allowed: 1 or more, or None for all"):
+        index.search("a", top_k=0)

@@ -231,7 +231,7 @@ def test_fill_mask_uses_the_decoder(corpus_folder: Path) -> None:
     tokens = torch.from_numpy(tokenizer.encode([text])["input_ids"])[0].long()
     states = official(model, tokens)[tokens == tokenizer.mask]
     scores = model.head("masked_tokens")(states, model.token_table).softmax(-1)
-    predictions = model.fill_mask(text, top=2)
+    predictions = model.fill_mask(text, top_k=2)
     assert len(predictions) == 2
     for row, prediction in zip(scores, predictions, strict=True):
         assert [token for token, _ in prediction] == tokenizer.tokens(row.topk(2).indices.tolist())

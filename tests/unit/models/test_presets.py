@@ -192,7 +192,7 @@ def test_encode_does_not_depend_on_the_batch(corpus_folder) -> None:
     assert model.training
     with pytest.raises(InputError, match=r"contains no \[MASK\] to fill"):
         model.fill_mask("the smith")
-    predictions = model.fill_mask("the [MASK] forges the [MASK].", top=3)
+    predictions = model.fill_mask("the [MASK] forges the [MASK].", top_k=3)
     assert [len(row) for row in predictions] == [3, 3]
 
 

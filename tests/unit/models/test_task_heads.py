@@ -17,7 +17,7 @@ from bertsmith.models.build import build
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, LayerFeatures, RecurrentConfig
-from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.task import ClassifierConfig, DenseConfig, EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.objectives.supervised import Tags
@@ -78,6 +78,9 @@ def test_outputs_are_the_same_packed_padded_and_alone(choice: str, recurrent: st
         ClassifierConfig(labels=("a", "b"), pooling="mean", **heads),
         EmbedderConfig(**heads),
         EmbedderConfig(projection=5, **heads),
+        EmbedderConfig(pooling="max", **heads),
+        EmbedderConfig(pooling="mean_sqrt", is_normalised=False, **heads),
+        EmbedderConfig(pooling="weighted_mean", dense=(DenseConfig(width=5, activation="tanh"),), **heads),
     ):
         model = _model(pooled)
         packed = model.outputs(*_packed(rows))

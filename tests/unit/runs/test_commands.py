@@ -62,7 +62,7 @@ def test_encode_writes_a_table_of_texts_and_vectors(tmp_path: Path) -> None:
 def test_fill_mask_prints_the_words_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     text = "the capital of france is [MASK]."
     main(["fill-mask", "small", "-t", text, "--top", "2", "--device", "cpu"])
-    (first, _), (second, _) = bertsmith.load("small").fill_mask(text, top=2)[0]
+    (first, _), (second, _) = bertsmith.load("small").fill_mask(text, top_k=2)[0]
     words = [part.split()[0] for part in capsys.readouterr().out.split(", ")]
     assert words == [first, second]
 

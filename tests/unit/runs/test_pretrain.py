@@ -45,7 +45,7 @@ def test_mask_decoder_is_trained_and_saved(corpus_folder: Path, tmp_path: Path) 
     model = bertsmith.load(tmp_path / "run")
     assert [head.kind for head in model.config.heads] == ["masked_tokens", "mask_decoder"]
     assert model.config.heads[0].epsilon == 1e-7
-    assert len(model.fill_mask("the smith forges an iron [MASK].", top=3)[0]) == 3
+    assert len(model.fill_mask("the smith forges an iron [MASK].", top_k=3)[0]) == 3
 
 
 def test_last_two_and_best_checkpoints_are_kept(corpus_folder: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_masked_and_causal_deberta_learns_both_and_resumes(corpus_folder: Path, 
     model = bertsmith.load(straight)
     assert not is_causal(model)
     assert {head.kind for head in model.config.heads} == {"masked_tokens", "mask_decoder"}
-    assert len(model.fill_mask("the smith forges an iron [MASK].", top=3)[0]) == 3
+    assert len(model.fill_mask("the smith forges an iron [MASK].", top_k=3)[0]) == 3
 
     shutil.copytree(straight, out)
     for name in ("result.json", "model.safetensors"):

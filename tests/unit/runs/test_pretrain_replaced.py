@@ -127,7 +127,7 @@ def check_folder(folder: Path, case: Case) -> None:
         assert torch.equal(loaded.encoder.embedding.token_table, expected)
     shares = model.generator.encoder.embedding.token_table is model.encoder.embedding.token_table
     assert shares != case.is_disentangled
-    (guesses,) = model.fill_mask("the smith forges an iron [MASK].", top=3)
+    (guesses,) = model.fill_mask("the smith forges an iron [MASK].", top_k=3)
     assert len(guesses) == 3
     assert model.encode(["the smith"]).shape == (1, 32)
 
@@ -181,7 +181,7 @@ def test_export_writes_encoder_and_generator(
     main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "generator"), "--part", "generator"])
     assert "heads: masked_tokens" in capsys.readouterr().out
     assert [head.kind for head in bertsmith.load(tmp_path / "encoder").config.heads] == ["replaced_tokens"]
-    assert bertsmith.load(tmp_path / "generator").fill_mask("the smith forges [MASK].", top=1)
+    assert bertsmith.load(tmp_path / "generator").fill_mask("the smith forges [MASK].", top_k=1)
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "encoder"), "--out", str(tmp_path / "none"), "--part", "generator"])
     assert "part is 'generator', but this model has none; allowed: 'encoder'" in capsys.readouterr().err

@@ -42,15 +42,17 @@ def test_encode_equals_the_model(model: Model, folders: dict[str, Path]) -> None
         assert vectors.dtype == np.float32
         np.testing.assert_allclose(vectors, model.encode(TEXTS).numpy(), rtol=0, atol=1e-5)
     assert load(folders["auto"]).encode([]).shape == (0, 32)
+    assert load(folders["auto"]).encode("one string").shape == (32,)
 
 
 def test_fill_mask_equals_the_model(model: Model, folders: dict[str, Path]) -> None:
     runtime, text = load(folders["masked_tokens"], threads=1), "the [MASK] forges [MASK] gate"
     for top in (1, 4):
-        actual, expected = runtime.fill_mask(text, top=top), model.fill_mask(text, top=top)
+        actual, expected = runtime.fill_mask(text, top_k=top), model.fill_mask(text, top_k=top)
         assert [[token for token, _ in mask] for mask in actual] == [[token for token, _ in mask] for mask in expected]
         probabilities = [[probability for _, probability in mask] for mask in actual]
         np.testing.assert_allclose(probabilities, [[share for _, share in mask] for mask in expected], rtol=1e-4)
+    assert runtime.fill_mask([text, text]) == [runtime.fill_mask(text)] * 2
     with pytest.raises(InputError, match=r"the text 'no mask' has no \[MASK\] to fill"):
         runtime.fill_mask("no mask")
 
@@ -73,7 +75,6 @@ def test_number_of_threads(folders: dict[str, Path]) -> None:
     ("call", "sentence"),
     [
         (lambda model: model.predict(["a text"]), r"this folder has no task\.json, so it has no task to predict"),
-        (lambda model: model.encode("a text"), "encode takes a list of texts, not a string"),
         (lambda model: model.encode([3]), r"texts\[0\] is a int; it must be a string"),
         (lambda model: model.fill_mask("a [MASK]"), "this graph does not fill masks; export the model with --head mas"),
         (lambda model: model.outputs([[5], []]), "sequence 1 is not a non-empty list of token ids"),

@@ -142,7 +142,7 @@ def test_similarities_and_mask_candidates(elastic: ServiceClient) -> None:
     assert table[0, 1] < 0.999
     model = elastic.schedulers["masks"].served.model
     assert model is not None
-    expected = model.fill_mask("the [MASK] forges", top=8)[0]
+    expected = model.fill_mask("the [MASK] forges", top_k=8)[0]
     (mask,) = elastic(model="masks", work="fill_mask", inputs="the [MASK] forges")["answer"]["masks"]
     assert [one["token"] for one in mask] == [token for token, _ in expected]
     assert [one["score"] for one in mask] == pytest.approx([probability for _, probability in expected], abs=1e-5)

@@ -133,7 +133,7 @@ def test_mask_probabilities_equal_those_of_fill_mask(tmp_path: Path, preset: str
         batches = scheduler.stats().batches
     assert batches == 1
     for text, probabilities in zip(texts, result.outputs, strict=True):
-        expected = model.fill_mask(text, top=3)
+        expected = model.fill_mask(text, top_k=3)
         assert len(probabilities) == len(expected)
         for row, best in zip(probabilities, expected, strict=True):
             order = np.argsort(-row)[:3]

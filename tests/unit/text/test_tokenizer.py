@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from bertsmith.errors import InputError
 from bertsmith.text.learn import MAX_WORD_LETTERS, learn_tokenizer
@@ -293,3 +294,32 @@ def test_imported_vocabulary_keeps_the_published_limit(tmp_path: Path) -> None:
     for length, expected in lengths.items():
         (ids,) = tokenizer.encode_plain(["a" * length])
         assert tokenizer.tokens(ids) == expected
+
+
+def test_call_returns_what_transformers_returns(corpus_folder: Path) -> None:
+    tokenizer, texts = Tokenizer.load(corpus_folder), ["the smith forges", "iron"]
+    inputs = ["input_ids", "attention_mask", "token_type_ids"]
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(corpus_folder / "tokenizer.json"), pad_token="[PAD]", model_input_names=inputs
+    )
+    assert len(tokenizer) == tokenizer.size == len(theirs)
+    for given in (texts[0], texts):
+        assert tokenizer(given) == dict(theirs(given))
+    assert tokenizer(texts, padding=True) == dict(theirs(texts, padding=True))
+    assert tokenizer(texts[0], texts[1], max_length=4) == dict(
+        theirs(texts[0], texts[1], max_length=4, truncation=True)
+    )
+    for kind in ("np", "pt"):
+        expected = theirs(texts, padding=True, return_tensors=kind)
+        for name, values in tokenizer(texts, return_tensors=kind).items():
+            assert type(values) is type(expected[name])
+            assert values.tolist() == expected[name].tolist()
+    with pytest.raises(InputError, match="return_tensors is 'tf'; allowed: np, pt, or None for lists"):
+        tokenizer(texts, return_tensors="tf")  # type: ignore[arg-type]
+
+
+def test_lowercasing() -> None:
+    cased = learn_tokenizer(["Iron iron GATE gate"] * 3, "bytes", 300, lowercase=False, progress=False)
+    lower = cased.lowercasing()
+    assert lower.encode_plain(["IRON Gate"]) == cased.encode_plain(["iron gate"])
+    assert lower.lowercasing() is lower

@@ -43,6 +43,9 @@ REPLACED_TOKENS_ROWS = (
 )
 """The head of ELECTRA's discriminator."""
 
+POOLER = "heads.pooler"
+"""Prefix of the pooler's tensors, a part that encoder classes initialise with a warning if a file lacks it."""
+
 HfSettings: TypeAlias = dict[str, Any]
 """Settings to write into a config.json of Hugging Face."""
 
@@ -81,7 +84,7 @@ class HeadAdapter:
     architecture: str
     """Name of the class; a folder names it because several classes have the same tensor names."""
     kind: str
-    """Kind of our head: "classifier", "tagger", "spans" or "embedder"."""
+    """Kind of our head: "classifier", "tagger" or "spans"."""
     rows: tuple[Row, ...]
     """Tensor names of the head."""
     read: Callable[[HfConfig], HeadConfig]
@@ -98,8 +101,6 @@ class HeadAdapter:
     """Settings that only the head reads, with the value that the encoder's reader expects."""
     matches: Callable[[HfConfig], bool] = lambda data: True
     """Whether the settings of a folder describe this variant of the head."""
-    refusal: Callable[[HeadConfig], str | None] = lambda head: None
-    """(our head) → why it cannot be written like this although the settings could express it, or None."""
 
 
 @dataclass(frozen=True)

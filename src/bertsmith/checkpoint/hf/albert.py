@@ -6,7 +6,6 @@ from bertsmith.checkpoint.hf.names import Row, linear, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
     pooled_classifier,
-    sentence_embedder,
     span_finder,
     token_tagger,
 )
@@ -96,6 +95,5 @@ ALBERT = FamilyAdapter(
         pooled_classifier("AlbertForMultipleChoice", _DROPOUT, is_choice=True),
         token_tagger("AlbertForTokenClassification", _DROPOUT),
         span_finder("AlbertForQuestionAnswering"),
-        sentence_embedder("AlbertModel"),
     ),
 )

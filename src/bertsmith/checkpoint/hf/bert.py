@@ -17,7 +17,6 @@ from bertsmith.checkpoint.hf.names import Row, linear, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
     pooled_classifier,
-    sentence_embedder,
     span_finder,
     token_tagger,
 )
@@ -116,6 +115,5 @@ BERT = FamilyAdapter(
         pooled_classifier("BertForMultipleChoice", _DROPOUT, is_choice=True),
         token_tagger("BertForTokenClassification", _DROPOUT),
         span_finder("BertForQuestionAnswering"),
-        sentence_embedder("BertModel"),
     ),
 )

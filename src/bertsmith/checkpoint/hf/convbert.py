@@ -20,7 +20,6 @@ from bertsmith.checkpoint.hf.names import Row, linear, reshaped, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
     hidden_classifier,
-    sentence_embedder,
     span_finder,
     summary_classifiers,
     token_tagger,
@@ -125,6 +124,5 @@ CONVBERT = FamilyAdapter(
         *summary_classifiers("ConvBertForMultipleChoice", **_NO_SUMMARY),
         token_tagger("ConvBertForTokenClassification", _DROPOUT),
         span_finder("ConvBertForQuestionAnswering"),
-        sentence_embedder("ConvBertModel"),
     ),
 )

@@ -21,7 +21,6 @@ from bertsmith.checkpoint.hf.task_heads import (
     hidden_classifier,
     layers_dropout,
     pooled_classifier,
-    sentence_embedder,
     span_finder,
     token_tagger,
 )
@@ -282,7 +281,7 @@ def _forms(name: str, *, has_choices: bool) -> tuple[HeadAdapter, ...]:
         )
         forms += [hidden, pooled_classifier(f"{name}For{what}", dropout_setting("cls_dropout"), is_choice=is_choice)]
     tagging = token_tagger(f"{name}ForTokenClassification", (layers_dropout, lambda dropout: {}))
-    return (*forms, tagging, span_finder(f"{name}ForQuestionAnswering"), sentence_embedder(f"{name}Model"))
+    return (*forms, tagging, span_finder(f"{name}ForQuestionAnswering"))
 
 
 def _adapter(family: str) -> FamilyAdapter:

@@ -6,7 +6,6 @@ from bertsmith.checkpoint.hf.names import linear, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
     hidden_classifier,
-    sentence_embedder,
     span_finder,
     summary_classifiers,
     token_tagger,
@@ -63,6 +62,5 @@ ELECTRA = FamilyAdapter(
         *summary_classifiers("ElectraForMultipleChoice"),
         token_tagger("ElectraForTokenClassification", _DROPOUT),
         span_finder("ElectraForQuestionAnswering"),
-        sentence_embedder("ElectraModel"),
     ),
 )

@@ -10,7 +10,6 @@ from bertsmith.checkpoint.hf.adapter import (
     write_activation,
 )
 from bertsmith.checkpoint.hf.names import Row, row
-from bertsmith.checkpoint.hf.task_heads import sentence_embedder
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
@@ -151,5 +150,4 @@ MODERNBERT = FamilyAdapter(
     unprefixed=("embeddings.", "layers.", "final_norm."),
     read_config=_read,
     write_config=_write,
-    task_heads=(sentence_embedder("ModernBertModel"),),
 )

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_tensors
-from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter, HfConfig
+from bertsmith.checkpoint.hf.adapter import POOLER, FamilyAdapter, HeadAdapter, HfConfig
 from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT
 from bertsmith.checkpoint.hf.convbert import CONVBERT
@@ -17,6 +17,7 @@ from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.modernbert import MODERNBERT
 from bertsmith.checkpoint.hf.names import to_ours
+from bertsmith.checkpoint.hf.sentences import encoder_folder, read_sentences
 from bertsmith.errors import InputError, nearest
 from bertsmith.files import read_json
 from bertsmith.models.build import assemble
@@ -39,8 +40,9 @@ def adapter_for(model: Model) -> FamilyAdapter:
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     """Load a Hugging Face folder with every weight; `ignore` lists starts of tensor names to skip.
 
-    The head of a task class is loaded if there is an adapter for it.
+    The head of a task class is loaded if there is an adapter for it; a folder of sentence-transformers has an embedder.
     """
+    whole, folder = folder, encoder_folder(folder)
     data = HfConfig(read_json(folder / "config.json"))
     model_type = str(data.get("model_type"))
     if model_type not in ADAPTERS:
@@ -49,10 +51,12 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     adapter, path = ADAPTERS[model_type], find_weights(folder)
     theirs = _canonical(read_tensors(path), adapter, ignore, path)
     _check_tied(theirs, adapter, path)
+    _drop_empty_pooler(theirs, adapter)
     head = _find_head(adapter, data, theirs)
     parts = frozenset(part for part, rows in adapter.optional_rows.items() if rows[0].theirs[0] in theirs)
     try:
         config = read_config(adapter, data, parts, head)
+        sentences = read_sentences(whole, config)
     except ValidationError as error:
         raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
     except TypeError as error:
@@ -67,8 +71,11 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
             f"{str(path)!r} has {len(foreign)} tensors that a {adapter.model_type} model does not have here, the "
             f"first is {foreign[0]!r}; skip them with ignore=({foreign[0].split('.')[0]!r},)"
         )
+    ours = to_ours(rows, theirs, str(path))
+    if sentences is not None:
+        config, ours = config.changed(heads=(*config.heads, sentences.head)), {**ours, **sentences.tensors}
     model = assemble(config)
-    copy_tensors(to_ours(rows, theirs, str(path)), model, str(path))
+    copy_tensors(ours, model, str(path))
     return model.eval()
 
 
@@ -113,6 +120,14 @@ def _canonical(
             raise InputError(f"{str(path)!r} has {name!r} and the same tensor under another name; leave one out")
         result[known] = tensor
     return result
+
+
+def _drop_empty_pooler(tensors: dict[str, Tensor], adapter: FamilyAdapter) -> None:
+    """Remove a pooler of zeros, which an export writes for a model without one."""
+    names = [name for line in adapter.optional_rows.get(POOLER, ()) for name in line.theirs if name in tensors]
+    if not any(tensors[name].any() for name in names):
+        for name in names:
+            del tensors[name]
 
 
 def _check_tied(tensors: dict[str, Tensor], adapter: FamilyAdapter, path: Path) -> None:

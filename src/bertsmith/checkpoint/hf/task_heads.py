@@ -1,17 +1,13 @@
-"""Adapters of task heads by kind, shared by the families; and the files of sentence-transformers."""
+"""Adapters of task heads by kind, shared by the families."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from bertsmith.checkpoint.hf.adapter import HeadAdapter, HfConfig, HfSettings, write_activation
 from bertsmith.checkpoint.hf.names import linear
 from bertsmith.errors import InputError
-from bertsmith.files import write_json
-from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.base import FeaturesConfig
-from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
 
 CHOICE = ("choice",)
 """The labels of a multiple-choice head, which scores one sequence of an item at a time."""
@@ -204,62 +200,3 @@ def _labels(data: HfConfig, for_choices: bool) -> tuple[str, ...]:
 def _classifier(head: HeadConfig) -> ClassifierConfig:
     assert isinstance(head, ClassifierConfig)
     return head
-
-
-EMBEDDER = "embedder"
-"""Our key for the head's settings in their config.json. transformers ignores it and returns the hidden states, which
-sentence-transformers pools."""
-SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize")
-_MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-
-
-def sentence_embedder(architecture: str) -> HeadAdapter:
-    """The class of the encoder, with the pooling in files beside it."""
-    return HeadAdapter(
-        architecture=architecture,
-        kind="embedder",
-        rows=(),
-        read=_read_embedder,
-        write=lambda head: {EMBEDDER: head.plain()},
-        matches=lambda data: EMBEDDER in data,
-        refusal=sentence_refusal,
-    )
-
-
-def sentence_refusal(head: HeadConfig) -> str | None:
-    """Why sentence-transformers cannot compute a head's vectors, or None."""
-    assert isinstance(head, EmbedderConfig)
-    if head.pooling == "pooler":
-        return "sentence-transformers cannot use a model's pooler"
-    if head.pooling == "last":
-        return "the embedder pools the last token, which the export to sentence-transformers does not support"
-    if head.features != FeaturesConfig() or head.recurrent is not None:
-        return "sentence-transformers reads the last hidden states only, and the embedder reads others"
-    if head.projection is not None:
-        return "the embedder has a projection, which the export to sentence-transformers does not support"
-    return None
-
-
-def write_sentences(config: ModelConfig, folder: Path, length: int | None) -> None:
-    """Write the files of sentence-transformers for a model with such an embedder; texts are cut to `length` tokens."""
-    head = next((head for head in config.heads if isinstance(head, EmbedderConfig)), None)
-    if head is None or sentence_refusal(head) is not None:
-        return
-    paths = [path for path in _MODULES if path != "2_Normalize" or head.is_normalised]
-    kinds = enumerate((path, f"sentence_transformers.models.{_MODULES[path]}") for path in paths)
-    modules = [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in kinds]
-    write_json(folder / "modules.json", modules)
-    max_length = config.encoder.embedding.max_length
-    settings = {"max_seq_length": max_length if length is None else min(length, max_length), "do_lower_case": False}
-    write_json(folder / "sentence_bert_config.json", settings)
-    pooling = {"word_embedding_dimension": config.encoder.width, "pooling_mode_cls_token": head.pooling == "first"}
-    pooling |= {"pooling_mode_mean_tokens": head.pooling == "mean", "pooling_mode_max_tokens": False}
-    for path in paths[1:]:
-        (folder / path).mkdir()
-    write_json(folder / "1_Pooling" / "config.json", {**pooling, "pooling_mode_mean_sqrt_len_tokens": False})
-
-
-def _read_embedder(data: HfConfig) -> HeadConfig:
-    if not isinstance(data[EMBEDDER], dict):
-        raise InputError(f"config.json: {EMBEDDER} is {data[EMBEDDER]!r}; allowed: the settings of an embedder head")
-    return EmbedderConfig.parse(data[EMBEDDER], source=f"config.json: {EMBEDDER}")

@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from bertsmith.checkpoint.files import tensors_of, write_tensors
-from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter, HfConfig, HfSettings, not_exportable
+from bertsmith.checkpoint.hf.adapter import (
+    POOLER,
+    FamilyAdapter,
+    HeadAdapter,
+    HfConfig,
+    HfSettings,
+    not_exportable,
+)
 from bertsmith.checkpoint.hf.names import Row, to_theirs
 from bertsmith.checkpoint.hf.reading import adapter_for, read_config, rename_start
-from bertsmith.checkpoint.hf.task_heads import PROBLEMS, is_choice, label_settings, write_sentences
+from bertsmith.checkpoint.hf.sentences import pooling_refusal, write_sentences
+from bertsmith.checkpoint.hf.task_heads import PROBLEMS, is_choice, label_settings
 from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
 from bertsmith.errors import InputError, nearest
 from bertsmith.files import write_json
@@ -116,13 +126,21 @@ def native_export(model: Model, task_kind: str | None = None) -> NativeExport:
 
     `task_kind` is the kind of the task the model was fine-tuned for, if known.
     """
-    adapter, heads = adapter_for(model), [head for head in model.config.heads if isinstance(head, TaskHeadConfig)]
+    adapter, embedder = adapter_for(model), model.config.embedder
+    config, tensors = model.config, tensors_of(model)
+    if embedder is not None:  # files of sentence-transformers describe it
+        refusal = pooling_refusal(embedder)
+        if refusal is not None:
+            raise not_exportable(adapter.model_type, refusal)
+        config = config.changed(heads=tuple(head for head in config.heads if head != embedder))
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("heads.embedder.")}
+    heads = [head for head in config.heads if isinstance(head, TaskHeadConfig)]
     if not heads:
-        return _check_round_trip(model, adapter, None)
+        return _check_round_trip(config, tensors, adapter, None)
     refusals: list[InputError] = []
     for head in _candidate_heads(adapter, heads[0], task_kind):
         try:
-            return _check_round_trip(model, adapter, head)
+            return _check_round_trip(config, tensors, adapter, head)
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
@@ -141,15 +159,13 @@ def _candidate_heads(adapter: FamilyAdapter, own: HeadConfig, task_kind: str | N
     return sorted(heads, key=lambda head: head.reads_pooler != is_pooled)
 
 
-def _check_round_trip(model: Model, adapter: FamilyAdapter, head: HeadAdapter | None) -> NativeExport:
+def _check_round_trip(
+    config: ModelConfig, ours: Mapping[str, Tensor], adapter: FamilyAdapter, head: HeadAdapter | None
+) -> NativeExport:
     """Raise unless the written config is read back as the same network and every tensor has a name."""
-    config, ours = model.config, tensors_of(model)
     settings, parts = adapter.write_config(config), adapter.parts(ours)
     if head is not None:
         own = next(own for own in config.heads if own.kind == head.kind)
-        refusal = head.refusal(own)
-        if refusal is not None:
-            raise not_exportable(adapter.model_type, refusal)
         allowed = {head.kind, *(("pooler",) if head.reads_pooler else ())}
         beside = [other.kind for other in config.heads if other.kind not in allowed]
         if beside:
@@ -195,7 +211,7 @@ def tokenizer_config(model: Model) -> HfSettings:
         "mask_token": tokenizer.mask,
     }
     names = {role: tokenizer.tokens([index])[0] for role, index in roles.items()}
-    max_length = model.config.encoder.embedding.max_length
+    max_length = model.config.text_length
     inputs = ["input_ids", *(["token_type_ids"] if model.config.encoder.embedding.types else []), "attention_mask"]
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, "padding_side": "right"}
     return {**settings, "model_input_names": inputs, **names}
@@ -241,8 +257,7 @@ class HfExport:
         if self.model.tokenizer is not None:
             self.model.tokenizer.save(folder)
             write_json(folder / "tokenizer_config.json", tokenizer_config(self.model))
-        length = None if self.task is None else self.task.get("sequences", {}).get("length")
-        write_sentences(self.model.config, folder, length)
+        write_sentences(self.model.config, folder, tensors_of(self.model), is_native=self.native is not None)
         if self.task is not None:
             write_json(folder / "task.json", dict(self.task))
 
@@ -284,7 +299,7 @@ def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: 
 
 def _native_remark(model: Model, native: NativeExport) -> str:
     remark = f"written as {native.architecture}, which transformers opens without Bertsmith"
-    if native.head is not None and native.head.kind == "embedder":
+    if model.config.embedder is not None:
         remark += " for its hidden states; sentence-transformers computes the embeddings from them"
     difference = native.adapter.remark(model.config)
     return remark if difference is None else f"{remark}; {difference}"
@@ -303,5 +318,10 @@ def _write_native(model: Model, native: NativeExport, folder: Path) -> None:
     tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
     aliases = native.adapter.output_aliases(model.config)
     theirs = to_theirs(native.rows(model.config), tensors)
+    if not model.config.heads or model.config.heads == (model.config.embedder,):
+        width = model.config.encoder.width
+        for line in native.adapter.optional_rows.get(POOLER, ()):
+            shape = (width, width) if line.ours.endswith("weight") else (width,)
+            theirs |= dict.fromkeys(line.theirs, torch.zeros(shape))
     renamed = {rename_start(name, aliases): tensor for name, tensor in theirs.items()}
     write_tensors(folder / "model.safetensors", renamed)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -13,8 +13,11 @@ from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures, RecurrentConfig
+from bertsmith.settings import Record
 
-Pooling = Literal["pooler", "first", "last", "mean"]
+Pooling = Literal["pooler", "first", "last", "mean", "max", "mean_sqrt", "weighted_mean"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""Comparison of two vectors; the two distances are negative, so that larger means more similar."""
 
 
 class TaskHeadConfig(HeadConfig):
@@ -36,8 +39,9 @@ class SequenceHeadConfig(TaskHeadConfig):
     """Settings of heads with one output per sequence."""
 
     pooling: Pooling = "first"
-    """Vector of a sequence: the pooler's output, the hidden state of the first or last token, or the mean of all
-    tokens. In a causal encoder the first token sees itself alone, so its heads use the last token or the mean."""
+    """Vector of a sequence: the pooler's output, the hidden state of the first or last token, or the mean or maximum of
+    all tokens. "mean_sqrt" is their sum over √length, "weighted_mean" has weights 1, 2, 3, … In a causal encoder the
+    first token sees itself alone, so its heads use the last token or the mean."""
 
 
 class ClassifierConfig(SequenceHeadConfig):
@@ -73,19 +77,56 @@ class SpansConfig(TaskHeadConfig):
         return Tagger(self.reader(width), 2, self.dropout)
 
 
+class DenseConfig(Record):
+    """A linear layer after the pooling, as in sentence-transformers."""
+
+    width: int = Field(gt=0)
+    activation: Activation | None = None
+    has_bias: bool = True
+
+
+class TextsConfig(Record):
+    """How texts become the sequences of an embedder."""
+
+    max_length: int | None = Field(default=None, gt=0)
+    """Texts are truncated to this many tokens; None for the encoder's maximum."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Texts to put before every text, by name, such as query = "query: "."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used unless another one is given."""
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> "TextsConfig":
+        if self.default_prompt is not None and self.default_prompt not in self.prompts:
+            names = ", ".join(self.prompts) or "none"
+            raise ValueError(f"default_prompt is {self.default_prompt!r}; the names of the prompts are: {names}")
+        return self
+
+
 class EmbedderConfig(SequenceHeadConfig):
-    """One vector per sequence for similarity; without a projection the head has no weights."""
+    """One vector per sequence for similarity; without projection and dense layers the head has no weights."""
 
     kind: Literal["embedder"] = "embedder"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     pooling: Pooling = "mean"
     projection: int | None = Field(default=None, gt=0)
     """Width of a learned projection of that vector, for a frozen encoder; None for no projection."""
+    dense: tuple[DenseConfig, ...] = ()
+    """Further linear layers with activations, as in models of sentence-transformers."""
     is_normalised: bool = True
     """Whether vectors have length 1."""
+    similarity: Similarity = "cosine"
+    """Comparison of vectors that the model was trained for."""
+    texts: TextsConfig = TextsConfig()
+
+    @property
+    def layers(self) -> dict[str, DenseConfig]:
+        """Linear layers after the pooling, in order, by the name of their module in the head."""
+        first = {} if self.projection is None else {"projection": DenseConfig(width=self.projection)}
+        return first | {f"dense.{index}": layer for index, layer in enumerate(self.dense)}
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Embedder":
-        return Embedder(self.reader(width), self.pooling, self.projection, is_normalised=self.is_normalised)
+        return Embedder(self.reader(width), self)
 
 
 TASK_HEADS: dict[str, type[HeadConfig]] = {
@@ -125,7 +166,7 @@ class Classifier(TaskHead):
     """Pooled vector, optional hidden layer, dropout, scores."""
 
     def __init__(
-        self, features: LayerFeatures, labels: int, pooling: str, hidden: Activation | None, dropout: float
+        self, features: LayerFeatures, labels: int, pooling: Pooling, hidden: Activation | None, dropout: float
     ) -> None:
         super().__init__(features)
         width = features.width
@@ -160,13 +201,20 @@ class Tagger(TaskHead):
 
 
 class Embedder(TaskHead):
-    """Pooled vector, optional projection and normalisation."""
+    """Pooled vector, optional linear layers and normalisation."""
 
-    def __init__(self, features: LayerFeatures, pooling: str, projection: int | None, *, is_normalised: bool) -> None:
+    def __init__(self, features: LayerFeatures, config: EmbedderConfig) -> None:
         super().__init__(features)
-        self.pooling, self.is_normalised = pooling, is_normalised
-        self.width = projection or features.width
+        self.pooling, self.is_normalised = config.pooling, config.is_normalised
+        self.activations = [layer.activation for layer in config.dense]
+        projection = config.projection
         self.projection = None if projection is None else ElasticLinear(features.width, projection)
+        widths = [projection or features.width, *(layer.width for layer in config.dense)]
+        self.dense = nn.ModuleList(
+            ElasticLinear(before, layer.width, bias=layer.has_bias)
+            for before, layer in zip(widths[:-1], config.dense, strict=True)
+        )
+        self.width = widths[-1]
 
     def forward(
         self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
@@ -174,19 +222,29 @@ class Embedder(TaskHead):
         vectors = pooled(self.features(hidden_states, layout), layout, self.pooling, pooler)
         if self.projection is not None:
             vectors = self.projection(vectors)
+        for layer, activation in zip(self.dense, self.activations, strict=True):
+            vectors = layer(vectors) if activation is None else ACTIVATIONS[activation](layer(vectors))
         return normalize(vectors, dim=-1) if self.is_normalised else vectors
 
 
-def pooled(hidden_states: Tensor, layout: SequenceLayout, pooling: str, pooler: nn.Module | None) -> Tensor:
+def pooled(hidden_states: Tensor, layout: SequenceLayout, pooling: Pooling, pooler: nn.Module | None) -> Tensor:
     """Return one vector per sequence: (batch, width)."""
-    if pooling == "mean":
-        return layout.means(hidden_states)
-    if pooling == "last":
-        return layout.last_tokens(hidden_states)
-    first = layout.first_tokens(hidden_states)
-    if pooling == "first":
-        return first
+    match pooling:
+        case "mean":
+            return layout.means(hidden_states)
+        case "max":
+            return layout.maxima(hidden_states)
+        case "mean_sqrt":
+            lengths = layout.lengths(hidden_states.device)[:, None]
+            return layout.means(hidden_states) * lengths.sqrt().to(hidden_states.dtype)
+        case "weighted_mean":
+            weights = (layout.positions(hidden_states) + 1)[..., None].to(hidden_states.dtype)
+            return layout.means(hidden_states * weights) / layout.means(weights)
+        case "last":
+            return layout.last_tokens(hidden_states)
+        case "first":
+            return layout.first_tokens(hidden_states)
     if pooler is None:
         raise InputError("pooling is 'pooler', but the model has no pooler head; allowed: first, last, mean")
-    vectors: Tensor = pooler(first)
+    vectors: Tensor = pooler(layout.first_tokens(hidden_states))
     return vectors

@@ -138,7 +138,7 @@ def test_hugging_face_answers_questions(url: str, folders: dict[str, Path]) -> N
 
 def test_hugging_face_fills_masks(url: str, folders: dict[str, Path]) -> None:
     text = "the smith forges an iron [MASK]"
-    (expected,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=2)
+    (expected,) = bertsmith.load(folders["encoder"]).fill_mask(text, top_k=2)
     response = InferenceClient(f"{url}/models/encoder/pipeline/fill-mask").fill_mask(text, top_k=2)
     assert [(one.token_str, pytest.approx(one.score, abs=1e-5)) for one in response] == expected
     with schedulers({"encoder": folders["encoder"]}) as models, serving(models) as address:

@@ -153,7 +153,7 @@ def test_rerank_sorts_texts_by_cosine(client: httpx.Client, folders: dict[str, P
 
 def test_fill_mask_equals_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:
     text = "the smith forges an iron [MASK]"
-    (expected,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=3)
+    (expected,) = bertsmith.load(folders["encoder"]).fill_mask(text, top_k=3)
     response = _post(client, "/fill-mask", inputs=text, top_k=3, model="encoder")
     assert [(one["token_str"], pytest.approx(one["score"], abs=1e-5)) for one in response] == expected
     assert _post(client, "/fill-mask", inputs=text, parameters={"top_k": 3}, model="encoder") == response

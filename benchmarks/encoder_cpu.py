@@ -30,7 +30,7 @@ from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
-from bertsmith.engines.onnx_graph import OPSET, quiet
+from bertsmith.engines.onnx_trace import OPSET, quiet
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model

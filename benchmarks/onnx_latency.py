@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact, Inputs
-from bertsmith.engines.onnx_graph import OPSET, feed, quiet
+from bertsmith.engines.onnx_graph import feed
+from bertsmith.engines.onnx_trace import OPSET, quiet
 from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset

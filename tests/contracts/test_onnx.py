@@ -1,5 +1,6 @@
 """Every mixer, family and head, randomly cut and exported to ONNX, equals PyTorch at any shape."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from elastic_cases import ENCODERS
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.engines import onnx_trace
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.engines.onnx_engine import OnnxRunner
-from bertsmith.engines.onnx_graph import OPSET
+from bertsmith.engines.onnx_graph import write_graph
+from bertsmith.engines.onnx_session import open_session
+from bertsmith.engines.onnx_trace import OPSET
 from bertsmith.exporting import write_onnx
 from bertsmith.files import read_json
 from bertsmith.layers.block import BranchConfig
@@ -182,6 +186,30 @@ def test_8_bit_export_reports_its_error(family: str, tmp_path: Path) -> None:
     assert 0 < notes["largest_absolute_difference"] <= 0.5 * notes["largest_output"]
     # the error on other inputs is similar to the reported one
     assert max(_max_difference(model, runner, lengths) for lengths in ([1], [LONGEST], [5, 12, 1])) < 0.5
+
+
+def test_stacked_layers_equal_a_graph_of_the_whole_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of two shapes and ALBERT's shared layers: the same operators, the same bytes of weights, equal outputs."""
+    cut = Subnet(layers=(0, 1, 3), heads=(4, 2, 4), neurons=(16, 8, 16))
+    models = [extract(tiny_model("deberta-v3-small", layers=4), cut), tiny_model("albert-base", layers=3)]
+    for index, model in enumerate(one.float().eval() for one in models):
+        paths = [tmp_path / f"{index}-{name}.onnx" for name in ("stacked", "whole")]
+        assert onnx_trace.has_separate_layers(model.config, None)
+        write_graph(model, paths[0], None)
+        with monkeypatch.context() as patch:
+            patch.setattr(onnx_trace, "has_separate_layers", lambda config, head: False)
+            write_graph(model, paths[1], None)
+        stacked, whole = (onnx.load(path).graph for path in paths)
+        assert Counter(node.op_type for node in stacked.node) == Counter(node.op_type for node in whole.node)
+        assert sorted(map(_weight_bytes, stacked.initializer)) == sorted(map(_weight_bytes, whole.initializer))
+        runners = [OnnxRunner(open_session(path, 1), model.config, None, None) for path in paths]
+        layout = padded_layout([7, 3, 1])
+        tokens = torch.randint(0, TINY["vocabulary"], layout.is_token.shape)
+        assert torch.equal(*(runner.outputs(tokens, layout) for runner in runners))
+
+
+def _weight_bytes(tensor: onnx.TensorProto) -> bytes:
+    return onnx.numpy_helper.to_array(tensor).tobytes()
 
 
 def test_graph_has_standard_ops_and_no_local_paths(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ class Engine(ABC):
     name: ClassVar[str]
     precisions: ClassVar[tuple[Precision, ...]]
 
-    def missing(self) -> str | None:
-        """Return why the engine cannot run here ("needs onnxruntime: pip install …"), or None if it can."""
+    def missing(self, *, to_write: bool = False) -> str | None:
+        """Return why the engine cannot run, or write, models here ("needs …: pip install …"), or None if it can."""
         return None
 
     @abstractmethod

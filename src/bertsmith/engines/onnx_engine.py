@@ -21,19 +21,17 @@ from bertsmith.checkpoint.store import read_config
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Engine, Inputs, Precision, Sample
 from bertsmith.engines.onnx_graph import (
-    OPSET,
     HeadChoice,
     check_graph,
     graph_head,
     graph_metadata,
-    input_names,
-    max_input_length,
     quantise_dynamic,
     quantise_static,
     reduces_range,
     write_graph,
 )
 from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphHead, Session, open_session
+from bertsmith.engines.onnx_trace import OPSET, input_names, max_input_length
 from bertsmith.errors import InputError
 from bertsmith.files import read_json, write_json
 from bertsmith.layers.subnet import Subnet
@@ -53,8 +51,8 @@ class OnnxEngine(Engine):
     name = "onnxruntime"
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8", "int8_static")
 
-    def missing(self) -> str | None:
-        return missing_packages("onnxruntime")
+    def missing(self, *, to_write: bool = False) -> str | None:
+        return missing_packages("onnxruntime", *(("onnx", "onnxscript") if to_write else ()))
 
     def write(
         self,
@@ -66,7 +64,7 @@ class OnnxEngine(Engine):
         head: HeadChoice = "auto",
     ) -> None:
         """Write the graph and its files into a folder; `head` selects the output of the graph."""
-        missing = missing_packages("onnxruntime", "onnx", "onnxscript")
+        missing = self.missing(to_write=True)
         if missing is not None:
             raise InputError(f"engine is {self.name!r}, which {missing}")
         if precision == "int8_static" and not samples:

@@ -1,75 +1,29 @@
 """Write a model as one ONNX graph of standard operations with dynamic batch and length, in float32 or 8 bits."""
 
-import logging
 import platform
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Inputs
 from bertsmith.engines.onnx_session import GraphHead, GraphMetadata
+from bertsmith.engines.onnx_trace import input_names, max_input_length, quiet, trace_graph
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.models.heads import MaskDecoderConfig, TaskHeadConfig
-from bertsmith.models.heads.pretraining import MaskDecoder
+from bertsmith.models.heads import TaskHeadConfig
+from bertsmith.models.masks import has_masks, unmasked
 from bertsmith.models.model import Model
 
-OPSET = 20
-"""The first opset with Gelu, widely supported."""
 MAX_BYTES = 2 * 1024**3 - 64 * 1024**2
 """Maximum bytes of weights: a file is one protobuf message of at most 2 GiB, which also holds the graph."""
-_TRACED = (2, 6)  # batch and length of the traced inputs; both are dynamic in the graph
-_UNLIMITED = 2**20  # upper bound of dynamic axes without a limit
 
 
 HeadChoice = Literal["auto", "masked_tokens"]
 """Output of a graph: the task head, or without one the last hidden states ("auto"), or the masked-token logits."""
-
-
-class RowsModel(nn.Module):
-    """Wrap a model as a function of padded rows that returns the output of a head or the last hidden states."""
-
-    def __init__(self, model: Model, head: GraphHead | None) -> None:
-        super().__init__()
-        self.model, self.head = model, head
-        mixers = [block.mixer for block in model.encoder._blocks()]
-        has_products = any("products" in backends for mixer in mixers for backends in mixer.backends)
-        self.backend = "products" if has_products else "auto"
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Shape: (batch, length) each -> (batch, outputs), or (batch, length, outputs) from token heads."""
-        if self.head is None:
-            return self.model(input_ids, attention_mask, token_type_ids, backend=self.backend)
-        layout = SequenceLayout.rows(input_ids, attention_mask)
-        if self.head == "masked_tokens":
-            return _token_scores(self.model, input_ids, layout, token_type_ids, self.backend)
-        return self.model.outputs(input_ids, layout, token_type_ids, backend=self.backend)
-
-
-def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None, backend: str) -> Tensor:
-    """Return the logits of the masked_tokens head at every position, so that no shape depends on the masks.
-
-    Shape: tokens and types (batch, length) -> (batch, length, vocabulary).
-    """
-    inputs = EncoderInputs(tokens, layout, types, backend=backend)
-    if "mask_decoder" in model.heads:
-        decoder = model.heads["mask_decoder"]
-        assert isinstance(decoder, MaskDecoder)
-        output = model.run(inputs, Want(last_block=False))
-        hidden = model.encoder.final_norm(decoder.everywhere(output.hidden_states[-1], *output.blocks[-1]))
-    else:
-        hidden = model.run(inputs).last
-    scores: Tensor = model.heads["masked_tokens"](hidden, model.token_table)
-    return scores
 
 
 def has_task_head(config: ModelConfig) -> bool:
@@ -91,22 +45,6 @@ def graph_head(config: ModelConfig, choice: HeadChoice = "auto") -> GraphHead | 
         return choice
     kind = next((head.kind for head in config.heads if isinstance(head, TaskHeadConfig)), None)
     return cast(GraphHead | None, kind)
-
-
-def input_names(config: ModelConfig) -> tuple[str, ...]:
-    """Names of the inputs of the graph, each (batch, length)."""
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return names if config.encoder.embedding.types else names[:2]
-
-
-def max_input_length(config: ModelConfig, head: GraphHead | None = None) -> int | None:
-    """Maximum length of a sequence; None if positions are relative only."""
-    embedding, universal = config.encoder.embedding, config.encoder.universal
-    limits = [embedding.max_length] if embedding.positions != "none" or universal is not None else []
-    limits += [layer.mixer.length_limit for layer in config.encoder.layers if layer.mixer.length_limit is not None]
-    if head == "masked_tokens":
-        limits += [head.max_length for head in config.heads if isinstance(head, MaskDecoderConfig)]
-    return min(limits, default=None)
 
 
 def graph_metadata(config: ModelConfig, head: GraphHead | None) -> GraphMetadata:
@@ -140,32 +78,14 @@ def check_graph(model: Model) -> None:
 
 def write_graph(model: Model, path: Path, head: GraphHead | None) -> None:
     """Write a model (in eval mode, float32, on the CPU) as an ONNX file with this output head."""
+    import onnx_ir
+
     check_graph(model)
+    graph = trace_graph(unmasked(model) if has_masks(model) else model, head)
     with TemporaryDirectory(dir=path.parent, prefix=".graph-") as folder:
         traced = Path(folder) / "traced.onnx"
-        _trace(RowsModel(model, head), model.config, traced)
+        onnx_ir.save(graph, traced)
         _simplify(traced, path)
-
-
-def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
-    names, max_length = input_names(config), max_input_length(config, rows.head)
-    batch = torch.export.Dim("batch", max=_UNLIMITED)
-    length = torch.export.Dim("length", max=max_length or _UNLIMITED)
-    tokens = torch.zeros(_TRACED[0], min(_TRACED[1], max_length or _UNLIMITED), dtype=torch.long)
-    example = (tokens, torch.ones_like(tokens), torch.zeros_like(tokens))[: len(names)]
-    with torch.no_grad(), quiet():
-        program = torch.onnx.export(
-            rows,
-            example,
-            dynamo=True,
-            dynamic_shapes=tuple({0: batch, 1: length} for _ in names),
-            input_names=names,
-            output_names=["outputs"],
-            opset_version=OPSET,
-            verbose=False,
-        )
-        assert program is not None
-        program.save(path, external_data=False)
 
 
 def _simplify(traced: Path, path: Path) -> None:
@@ -195,19 +115,6 @@ def _simplify(traced: Path, path: Path) -> None:
     model.graph.name = "bertsmith"
     del model.metadata_props[:]
     onnx.save(model, str(path))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress warnings and log messages of the exporters."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 _OPERATIONS = {"MatMul": 1, "Gather": 0}

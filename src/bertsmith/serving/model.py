@@ -10,7 +10,8 @@ import torch
 from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.engines.artefact import open_runner, read_artefact
 from bertsmith.engines.base import Runner
-from bertsmith.engines.onnx_graph import has_task_head, max_input_length
+from bertsmith.engines.onnx_graph import has_task_head
+from bertsmith.engines.onnx_trace import max_input_length
 from bertsmith.errors import InputError
 from bertsmith.files import read_json
 from bertsmith.layers.subnet import Subnet

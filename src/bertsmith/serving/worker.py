@@ -10,7 +10,7 @@ from torch import Tensor
 from bertsmith.data.batch import packed, padded
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
-from bertsmith.engines.onnx_graph import max_input_length
+from bertsmith.engines.onnx_trace import max_input_length
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import EncoderInputs
 from bertsmith.serving.requests import Operation, TokenSequence

@@ -45,7 +45,7 @@ def available_modes(search: SearchConfig, lengths: Sequence[int]) -> tuple[list[
     modes, notices = list[RunMode](), list[str]()
     for name in search.engines or tuple(ENGINES):
         engine = ENGINES[name]
-        missing = engine.missing()
+        missing = engine.missing(to_write=True)
         if missing is not None:
             notices.append(f"the engine {name} is skipped: it {missing}")
             continue

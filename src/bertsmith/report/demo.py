@@ -1,25 +1,24 @@
-"""Report page of the demo: the initial model, the result of every step, and commands for next steps."""
+"""Report page of the demo: the fitted model beside others, every step, and commands for next steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bertsmith.report import fit
-from bertsmith.report.elastic import largest, size_grid, subnetwork_at
-from bertsmith.report.page import format_duration, render
+from bertsmith.report.elastic import size_grid
+from bertsmith.report.page import format_duration, format_megabytes, render
 from bertsmith.report.pretraining import FilledMask
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata
-from bertsmith.shrinking.fit.result import FitOutcome
+from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome
 
 STEPS = {  # description of each step, and the folder it writes
     "pretrain": ("Learn a vocabulary and pre-train a small BERT on the messages of a support desk", "encoder"),
     "look": ("Fill masks and find similar messages before any training", None),
+    "baseline": ("Train a linear model on tf-idf of words and characters, for comparison", None),
     "finetune": ("Fine-tune on labelled messages to predict their subject", "classifier"),
     "shrink": ("Sort heads and neurons by importance and distil the whole model into every size", "elastic"),
     "fit": ("Measure sizes, engines and precisions on this machine; choose the best within the budget", "fitted"),
-    "export": ("Export the chosen size to ONNX, compare its outputs and measure its latency", "onnx"),
 }
-HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,14 +80,25 @@ class Look:
 
 
 @dataclass(frozen=True)
-class OnnxFacts:
-    """The exported graph."""
+class ModelRow:
+    """A model of the comparison; latency and size are None for models that were not measured."""
 
-    subnet: Mapping[str, float]
-    bytes: int
-    precision: str
-    latency_ms: float
-    largest_difference: float
+    name: str
+    score: float
+    latency_ms: float | None = None
+    size_mb: float | None = None
+    is_result: bool = False
+    """Whether it is the result of the demo."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A message, the prediction of the fitted model with its probability, and the right label."""
+
+    text: str
+    answer: str
+    probability: float
+    label: str
 
 
 @dataclass(frozen=True)
@@ -100,18 +110,35 @@ class DemoReport:
     steps: Sequence[DemoStep]
     look: Look
     metric: str
+    baseline: float
+    """Score of a linear model."""
     score: float
-    """Score of the fine-tuned model on dev."""
+    """Score of the fine-tuned model."""
     train_rows: int
     dev_rows: int
     subjects: int
     """Number of labels."""
     elastic: ElasticMetadata
     fitted: FitOutcome
-    exported: OnnxFacts
-    answers: Sequence[tuple[str, str]]
-    """Messages and the predictions of the fitted model."""
+    predictions: Sequence[Prediction]
     commands: Sequence[str]
+
+    @property
+    def models(self) -> list[ModelRow]:
+        """The models to compare, each with at most one latency: the one that `fit` measured in fresh processes."""
+        best, whole = self.fitted.best, self.whole
+        return [
+            ModelRow("Nearest message, by vectors of the pre-trained model", self.look.alike),
+            ModelRow("Linear model on words and characters", self.baseline),
+            ModelRow("Fine-tuned, in PyTorch", self.score, whole.latency_ms, whole.size_mb),
+            ModelRow(f"Fitted: {best.words}", best.score, best.latency_ms, best.size_mb, is_result=True),
+        ]
+
+    @property
+    def whole(self) -> CandidateResult:
+        """The whole network in PyTorch, which has the latency and the size of the fine-tuned model."""
+        assert self.fitted.reference is not None
+        return self.fitted.reference
 
 
 @dataclass(frozen=True)
@@ -129,33 +156,42 @@ def render_demo_page(report: DemoReport) -> str:
         "demo.html",
         report=report,
         name=report.folder.resolve().name,
-        headline=fit.headline(report.fitted),
-        duration=format_duration(sum(step.seconds for step in report.steps)),
-        metrics=_metrics(report),
-        model_facts=_model_facts(report.look.model),
+        headline=headline(report),
+        lead=_lead(report),
         front=fit.front_chart(report.fitted),
-        sizes=size_grid(report.elastic),
+        sizes=size_grid(report.elastic, has_latency=False),
         steps=[_step_row(report.folder, step) for step in report.steps],
-        export_facts=_export_facts(report),
+        facts={**_fitted_facts(report), **_model_facts(report.look.model)},
         filled=[FilledMask(one.text, tuple(one.tokens)) for one in report.look.filled],
     )
 
 
-def _metrics(report: DemoReport) -> dict[str, str]:
-    """Return the score after every step."""
-    whole, half = largest(report.elastic), subnetwork_at(report.elastic, HALF, HALF)
-    scores = {"Nearest neighbour, no training": report.look.alike, "Fine-tuned": report.score}
-    scores["Elastic, whole"] = whole.score
-    if half is not None:
-        scores["Elastic, half the width and depth"] = half.score
-    if report.fitted.score is not None:
-        scores["Fitted to the budget"] = report.fitted.score
-    return {name: f"{score:.1f}" for name, score in scores.items()}
+def headline(report: DemoReport) -> str:
+    """Return the speed-up of the fitted model over the fine-tuned one, its share of the size and the loss.
+
+    If no candidate meets the budget, return the nearest one.
+    """
+    if not report.fitted.fits:
+        return fit.headline(report.fitted)
+    whole, best = report.whole, report.fitted.best
+    speed, size = whole.latency_ms / best.latency_ms, best.size_mb / whole.size_mb
+    points = round(best.score - report.score, 1)
+    change = f"{points:+.1f} points".replace("-", "−") if points else "the same score"
+    return f"{speed:.1f}\u00a0× faster at {100 * size:.0f}\u00a0% of the size, {change}"
+
+
+def _lead(report: DemoReport) -> str:
+    best, duration = report.fitted.best, format_duration(sum(step.seconds for step in report.steps))
+    network = f"{best.words[0].upper()}{best.words[1:]}"
+    return (
+        f"{network}: {report.metric} {best.score:.1f} in {best.latency_ms:.2f}\u00a0ms per message, compared with the "
+        f"fine-tuned model in PyTorch. All steps ran on this machine in {duration}."
+    )
 
 
 def _model_facts(model: NetworkFacts) -> dict[str, str]:
     facts = {
-        "Model": model.name,
+        "Started from": model.name,
         "Network": f"{model.family}, {model.layers} × {model.width}",
         "Parameters": f"{model.parameters / 1e6:.1f} M",
         "Vocabulary": f"{model.vocabulary:,} tokens",
@@ -165,15 +201,15 @@ def _model_facts(model: NetworkFacts) -> dict[str, str]:
     return facts
 
 
-def _export_facts(report: DemoReport) -> dict[str, str]:
-    exported = report.exported
+def _fitted_facts(report: DemoReport) -> dict[str, str]:
+    if not report.fitted.fits:
+        return {}
+    best, is_onnx = report.fitted.best, report.fitted.best.engine == "onnxruntime"
     return {
-        "Folder": f"{report.folder.name}/onnx",
-        "Size": f"width {exported.subnet['width']:g}, depth {exported.subnet['depth']:g}",
-        "model.onnx": f"{exported.bytes / 1e6:.1f} MB, {exported.precision}",
-        "Median latency": f"{exported.latency_ms:.2f} ms in ONNX Runtime",
-        "Largest error": f"{exported.largest_difference:.0e} of the largest output",
-        "Requires": "onnxruntime and tokenizers, no PyTorch",
+        "Folder": f"{report.folder.name}/fitted",
+        "Size": f"{format_megabytes(best.size_mb)} MB",
+        "Memory of a process": f"{best.memory_mb:.0f} MB",
+        "Runs with": "onnxruntime and tokenizers, without PyTorch" if is_onnx else "PyTorch",
     }
 
 

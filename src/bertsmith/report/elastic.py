@@ -116,7 +116,7 @@ class SizeCell:
     shade: float
     retained: str
     """Share of the fine-tuned model's score; "" if unknown."""
-    costs: tuple[str, str, str]
+    costs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def render_elastic_page(report: ElasticReport) -> str:
     )
 
 
-def size_grid(record: ElasticMetadata) -> SizeGrid:
+def size_grid(record: ElasticMetadata, *, has_latency: bool = True) -> SizeGrid:
     """Return the grid of sizes: widths in rows, depths in columns."""
     scores = [size.score for size in record.grid if math.isfinite(size.score)] or [0.0]
     best = max(scores)
@@ -297,7 +297,8 @@ def size_grid(record: ElasticMetadata) -> SizeGrid:
         if size is None:
             return None
         shade = (size.score - palest) / ((best - palest) or 1.0) if math.isfinite(size.score) else 0.0
-        costs = (_millions(size.parameters), _giga(size.flops), f"{size.latency_ms:.2f} ms")
+        latency = (f"{size.latency_ms:.2f} ms",) if has_latency else ()
+        costs = _millions(size.parameters), _giga(size.flops), *latency
         return SizeCell(size, shade, _retained(record, size.score), costs)
 
     rows = [
@@ -305,7 +306,8 @@ def size_grid(record: ElasticMetadata) -> SizeGrid:
     ]
     note = (
         f"{metric_name(record.metric)} on dev, and its share of the fine-tuned model's {record.teacher_score:.2f}; "
-        f"below it parameters, operations and latency for one sequence of {record.length} tokens."
+        f"below it parameters{', operations and latency' if has_latency else ' and operations'} for one sequence of "
+        f"{record.length} tokens."
     )
     return SizeGrid(depths(record), rows, _good_enough(record), note)
 

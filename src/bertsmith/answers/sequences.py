@@ -86,7 +86,7 @@ class Features:
     cut: int = 0
     """Number of sequences that were truncated."""
     whole_lengths: np.ndarray | None = None
-    """Length of each sequence before truncation, (sequences,); None if unknown."""
+    """Length of each sequence before truncation (`whole_lengths`), (sequences,); None if unknown."""
 
     def __len__(self) -> int:
         return len(self.example)

@@ -64,15 +64,20 @@ def text_features(
     return Features(tokens, types, np.arange(count + 1), np.arange(count), targets, cut, whole)
 
 
+MAX_COUNTED = 32
+"""Whole lengths are counted up to this many times the maximum length, because a text may have millions of tokens."""
+
+
 def whole_lengths(
     lengths: np.ndarray, texts: Sequence[str], pairs: Sequence[str] | None, encoding: TextEncoding
 ) -> np.ndarray:
-    """Lengths before truncation; only sequences of the maximum length are tokenised again."""
+    """Lengths before truncation, up to MAX_COUNTED times the maximum; only truncated sequences are tokenised again."""
     whole = lengths.astype(np.int64)
     full = np.flatnonzero(whole >= encoding.length).tolist()
     if full:
         seconds = None if pairs is None else [pairs[index] for index in full]
-        whole[full] = encoding.tokenizer.encode_flat([texts[index] for index in full], seconds).lengths
+        limit = MAX_COUNTED * encoding.length
+        whole[full] = encoding.tokenizer.encode_flat([texts[index] for index in full], seconds, limit).lengths
     return whole
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.answers.sequences import Features
+from bertsmith.answers.texts import MAX_COUNTED
 from bertsmith.errors import InputError
 from bertsmith.tasks.base import Task
 from bertsmith.text.rows import Table
@@ -56,6 +57,7 @@ def length_notices(splits: Mapping[str, Features], length: int) -> tuple[list[st
         if features.whole_lengths is not None:
             needed = int(np.quantile(features.whole_lengths, 0.99, method="higher"))
             enough = f"{needed} would be enough" if needed > length else "it is enough"
+            enough = f"{needed} would not be enough" if needed >= MAX_COUNTED * length else enough
             notice += f"; {enough} for 99 %"
             facts[split]["length_for_99_percent"] = needed
         notices.append(notice)

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, cast, overload
 
 import numpy as np
@@ -131,7 +131,13 @@ class FlatTokens(NamedTuple):
     lengths: np.ndarray
 
 
-_FLAT_TEXTS = 1024  # texts that `encode_flat` passes to the backend at a time, whose own records are large
+_BATCH_TEXTS = 1024  # texts passed to the backend at a time, whose own records are large
+_LONG = 32  # characters per wanted token from which a prefix of a text is tokenised first
+_PREFIX = 8  # characters per wanted token of the first prefix
+_PREFIX_GROWTH = 16
+_MARGIN = 16  # words before the end of a prefix that may be split otherwise in the whole text
+# anchors and unbounded lookarounds, with which a pattern could depend on the distant end of a text
+_DISTANT_PATTERN = re.compile(r"\$|\\[zZ]|\(\?<?[=!][^)]*[*+{]")
 
 
 class Tokenizer:
@@ -145,8 +151,6 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        self._lock = Lock()
-        self._truncation: int | None = None
         self._text = backend.to_str(pretty=True)
 
     @classmethod
@@ -256,7 +260,7 @@ class Tokenizer:
     @cached_property
     def single_texts_have_types(self) -> bool:
         """Whether the encoding of a single text has token types other than 0."""
-        (row,) = self._encode(["a"], None, add_special_tokens=True)
+        (row,) = self._encode(["a"])
         return any(row.type_ids)
 
     @cached_property
@@ -324,9 +328,9 @@ class Tokenizer:
         Longer inputs are truncated to `max_length`, the longer text of a pair first. With `padding` every value is an
         array of shape (texts, length), else a list of arrays.
         """
-        encodings = self._encode(self._inputs(texts, pairs, max_length), max_length, add_special_tokens=True)
-        rows = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
-        types = [np.asarray(encoding.type_ids, dtype=np.int64) for encoding in encodings]
+        encodings = list(chain.from_iterable(self._encode_truncated(texts, pairs, max_length)))
+        rows = [np.asarray(encoding.ids, dtype=np.int64)[kept] for encoding, kept in encodings]
+        types = [np.asarray(encoding.type_ids, dtype=np.int64)[kept] for encoding, kept in encodings]
         if not padding:
             masks = [np.ones(len(row), dtype=np.int64) for row in rows]
             return {"input_ids": rows, "attention_mask": masks, "token_type_ids": types}
@@ -391,17 +395,15 @@ class Tokenizer:
 
         It takes a fraction of the time and memory of `encode`, because it makes no array for every text.
         """
-        inputs = self._inputs(texts, pairs, max_length)
         ids: list[np.ndarray] = []
         types: list[np.ndarray] = []
         lengths: list[int] = []
-        for begin in range(0, len(inputs), _FLAT_TEXTS):
-            encodings = self._encode(inputs[begin : begin + _FLAT_TEXTS], max_length, add_special_tokens=True)
-            rows = [encoding.ids for encoding in encodings]
+        for encodings in self._encode_truncated(texts, pairs, max_length):
+            rows = [_select(encoding.ids, kept) for encoding, kept in encodings]
             counts = [len(row) for row in rows]
             ids.append(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=sum(counts)))
             if has_types:
-                rows = [encoding.type_ids for encoding in encodings]
+                rows = [_select(encoding.type_ids, kept) for encoding, kept in encodings]
                 types.append(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=sum(counts)))
             lengths += counts
         empty = np.empty(0, dtype=np.int32)
@@ -411,20 +413,26 @@ class Tokenizer:
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without special tokens, not truncated."""
         _check_texts("texts", texts)
-        return [encoding.ids for encoding in self._encode(list(texts), None, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
-    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the token ids of each text without special tokens, and their character offsets.
+    def encode_offsets(
+        self, texts: Sequence[str], max_tokens: int | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the token ids of each text without special tokens, at most `max_tokens`, and their character offsets.
 
         Shape: (tokens,) and (tokens, 2), int32.
         """
         _check_texts("texts", texts)
-        rows = self._encode(list(texts), None, has_words=True, add_special_tokens=False)
-        return [(np.array(row.ids, np.int32), np.array(row.offsets, np.int32).reshape(-1, 2)) for row in rows]
+        prefixes = list(texts) if max_tokens is None else self._prefixes(texts, max_tokens)
+        rows = self._encode(prefixes, has_words=True, add_special_tokens=False)
+        return [
+            (np.array(row.ids[:max_tokens], np.int32), np.array(row.offsets[:max_tokens], np.int32).reshape(-1, 2))
+            for row in rows
+        ]
 
     def pair_frame(self) -> PairFrame:
         """Return the special tokens and types of a pair of texts."""
-        (row,) = self._encode([("a", "a")], None, has_words=True, add_special_tokens=True)
+        (row,) = self._encode([("a", "a")], has_words=True)
         texts, ids, types = row.sequence_ids, row.ids, row.type_ids
         if 0 not in texts or 1 not in texts or texts[0] is not None:
             raise InputError("the tokenizer adds no special token before a pair of texts; one such as [CLS] is needed")
@@ -437,13 +445,13 @@ class Tokenizer:
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int]]:
         """Return the token ids of words, each encoded as a separate text, and the word index of every token."""
-        (encoding,) = self._encode([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
+        (encoding,) = self._encode([words], has_words=True, add_special_tokens=False, is_pretokenized=True)
         return encoding.ids, cast(list[int], encoding.word_ids)  # only special tokens have no word
 
     def split_words(self, texts: Sequence[str]) -> list[list[list[str]]]:
         """Return the tokens of every word of each text; words are the units of the pre-tokenizer."""
         _check_texts("texts", texts)
-        rows = self._encode(list(texts), None, has_words=True, add_special_tokens=False)
+        rows = self._encode(list(texts), has_words=True, add_special_tokens=False)
         pairs = (zip(row.word_ids, row.tokens, strict=True) for row in rows)
         return [[[token for _, token in word] for _, word in groupby(row, itemgetter(0))] for row in pairs]
 
@@ -463,10 +471,10 @@ class Tokenizer:
             mark, letters = prefix, letters[length:]
         return ids
 
-    def _inputs(
+    def _encode_truncated(
         self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int | None
-    ) -> list[str] | list[tuple[str, str]]:
-        """Return texts, or pairs of texts, as the backend takes them; raise InputError if they cannot be encoded."""
+    ) -> Iterator[list[tuple[tokenizers.Encoding, np.ndarray | slice]]]:
+        """Yield the encodings of texts, or pairs of texts, in batches, with the positions that truncation keeps."""
         _check_texts("texts", texts)
         if pairs is not None:
             _check_texts("pairs", pairs)
@@ -476,29 +484,70 @@ class Tokenizer:
             needed = self._backend.num_special_tokens_to_add(pairs is not None) + 1
             if max_length < needed:
                 raise InputError(f"max_length is {max_length}; at least {needed} is needed for the special tokens")
-        return list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        for begin in range(0, len(texts), _BATCH_TEXTS):
+            batch = slice(begin, begin + _BATCH_TEXTS)
+            columns = [texts[batch]] if pairs is None else [texts[batch], pairs[batch]]
+            prefixes = [
+                list(column) if max_length is None else self._prefixes(column, max_length) for column in columns
+            ]
+            inputs = prefixes[0] if pairs is None else list(zip(*prefixes, strict=True))
+            encodings = self._encode(inputs)
+            if max_length is None:
+                yield [(encoding, slice(None)) for encoding in encodings]
+                continue
+            whole = zip(*columns, strict=True)
+            yield [
+                (encoding, _kept_positions(encoding, max_length, texts, shortened))
+                for encoding, texts, shortened in zip(encodings, whole, zip(*prefixes, strict=True), strict=True)
+            ]
+
+    def _prefixes(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """Replace every long text by a prefix that has the same first `max_tokens` tokens, and more of them.
+
+        Only the last words of a prefix can be tokenised differently in the whole text. A prefix is therefore long
+        enough if some words follow the word of the last wanted token.
+        """
+        prefixes = list(texts)
+        pending = [index for index, text in enumerate(texts) if len(text) > _LONG * (max_tokens + self._margin)]
+        characters = _PREFIX * (max_tokens + self._margin)
+        while pending and self._is_local:
+            rows = self._encode(
+                [texts[index][:characters] for index in pending], has_words=True, add_special_tokens=False
+            )
+            for index, row in zip(pending, rows, strict=True):
+                words = row.word_ids
+                if len(words) > max_tokens and words[max_tokens] + self._margin <= words[-1]:
+                    prefixes[index] = texts[index][:characters]
+            characters *= _PREFIX_GROWTH
+            pending = [index for index in pending if prefixes[index] is texts[index] and characters < len(texts[index])]
+        return prefixes
+
+    @cached_property
+    def _margin(self) -> int:
+        """Words at the end of a prefix that may be split otherwise in the whole text, such as half an added token."""
+        return _MARGIN + max((len(token["content"]) for token in self.content["added_tokens"]), default=0)
+
+    @cached_property
+    def _is_local(self) -> bool:
+        """Whether the words of a text depend only on the characters nearby, as in all published tokenizers."""
+        steps = [self.content["normalizer"], self.content["pre_tokenizer"]]
+        return not any(_DISTANT_PATTERN.search(pattern) for pattern in _patterns(steps))
 
     def _encode(
         self,
         inputs: Sequence[str | tuple[str, str] | list[str]],
-        max_length: int | None,
         *,
         has_words: bool = False,
-        **settings: bool,
+        add_special_tokens: bool = True,
+        is_pretokenized: bool = False,
     ) -> list[tokenizers.Encoding]:
-        # truncation is state of the backend and must not change while another thread encodes
-        with self._lock:
-            if max_length != self._truncation:
-                if max_length is None:
-                    self._backend.no_truncation()
-                else:
-                    self._backend.enable_truncation(max_length, strategy="longest_first", direction="right")
-                self._truncation = max_length
-            # the fast method omits offsets and word indices
-            fast = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-            encode = self._backend.encode_batch if has_words else fast
-            encodings: list[tokenizers.Encoding] = encode(inputs, **settings)
-            return encodings
+        # the fast method omits offsets and word indices
+        fast = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
+        encode = self._backend.encode_batch if has_words else fast
+        encodings: list[tokenizers.Encoding] = encode(
+            inputs, add_special_tokens=add_special_tokens, is_pretokenized=is_pretokenized
+        )
+        return encodings
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text, without special tokens."""
@@ -516,6 +565,48 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         write_text(path, self._text)
         return path
+
+
+def _kept_positions(
+    encoding: tokenizers.Encoding, max_length: int, texts: tuple[str, ...], prefixes: tuple[str, ...]
+) -> np.ndarray | slice:
+    """Return the positions that truncation keeps: special tokens, and the first tokens of each text.
+
+    The longer text of a pair is truncated first; two long ones keep half of the room each, and the longer one the odd
+    token. The backend has the same rule, but its truncation is a state that threads with different lengths would share,
+    and it returns all overflowing parts of a pair, whose number is quadratic. `prefixes` are the tokenised parts of the
+    texts; if they are not whole, the text with more characters gets the odd token.
+    """
+    if len(encoding) <= max_length:
+        return slice(None)
+    owners = np.array([-1 if text is None else text for text in encoding.sequence_ids])  # -1: a special token
+    room = max_length - int((owners < 0).sum())
+    lengths = [int((owners == index).sum()) for index in range(len(texts))]
+    is_odd_by_characters = min(lengths) > room // 2 and texts != prefixes
+    order = [len(text) for text in texts] if is_odd_by_characters else lengths
+    short, long = (0, -1) if order[0] <= order[-1] else (-1, 0)
+    counts = [room] * len(texts)
+    if len(texts) > 1:
+        counts[short] = min(lengths[short], room // 2)
+        counts[long] = room - counts[short]
+    kept = owners < 0
+    for index, count in enumerate(counts):
+        kept[np.flatnonzero(owners == index)[:count]] = True
+    return np.flatnonzero(kept)
+
+
+def _patterns(steps: Any) -> Iterator[str]:
+    """Yield the regular expressions in a part of a tokenizer.json."""
+    for key, value in steps.items() if isinstance(steps, dict) else enumerate(steps if isinstance(steps, list) else ()):
+        if key == "Regex":
+            yield value
+        yield from _patterns(value)
+
+
+def _select(ids: list[int], kept: np.ndarray | slice) -> Sequence[int]:
+    """Return the ids at the kept positions."""
+    selected: Sequence[int] = ids if isinstance(kept, slice) else [ids[index] for index in kept.tolist()]
+    return selected
 
 
 def _check_texts(name: str, texts: Sequence[str]) -> None:

@@ -169,6 +169,51 @@ def test_encode_without_padding_and_with_invalid_arguments(folder):
             tokenizer.encode(*arguments)
 
 
+def whole_truncated(tokenizer, texts, pairs, limit):
+    """Encode whole texts, without their prefixes first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "_prefixes", lambda self, texts, max_tokens: list(texts))
+        return [row.tolist() for row in tokenizer.encode(texts, pairs, limit, padding=False)["input_ids"]]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram", "characters"])
+def test_long_texts_are_truncated_to_the_same_tokens(kind):
+    tokenizer = learn_tokenizer(TEXT, kind, 330, progress=False)
+    tokenizer = tokenizer.with_tokens(["a b.c d"])  # an added token that spans words
+    generator = random.Random(7)
+    alphabet = ["e\u0301", "\u0301", "中", ".", "  ", "\n", "[MASK]", "[MA", "7", "ᄀ", "ᅡ", "'s", "a b.c d", "\0"]
+    texts = ["".join(generator.choices(generator.sample(alphabet, 3), k=4000)) for _ in range(8)]
+    texts += ["".join(random_text(generator) for _ in range(30)) for _ in range(4)]
+    shortened = tokenizer._prefixes(texts, 17)
+    assert sum(len(prefix) < len(text) for prefix, text in zip(shortened, texts, strict=True)) >= 4
+    for pairs in (None, texts[::-1]):
+        rows = [row.tolist() for row in tokenizer.encode(texts, pairs, 17, padding=False)["input_ids"]]
+        assert rows == whole_truncated(tokenizer, texts, pairs, 17)
+    for (ids, offsets), whole in zip(tokenizer.encode_offsets(texts, 17), tokenizer.encode_offsets(texts), strict=True):
+        assert ids.tolist() == whole[0][:17].tolist()
+        assert offsets.tolist() == whole[1][:17].tolist()
+
+
+def test_patterns_that_read_to_the_end_of_a_text_see_it_whole():
+    tokenizer = learn_tokenizer(TEXT, "wordpiece", 330, progress=False)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.content))
+    backend.normalizer = tokenizers.normalizers.Replace(tokenizers.Regex("a(?=[^z]*z)"), "b")
+    changed = Tokenizer(backend)
+    text = "a " * 5000 + "z"
+    assert changed.encode([text], max_length=9)["input_ids"][0, 1] == changed.encode_plain(["b"])[0][0]
+
+
+def test_ten_megabytes_are_truncated_without_reading_them(monkeypatch):
+    tokenizer = learn_tokenizer(TEXT, "wordpiece", 330, progress=False)
+    read = []
+    encode = Tokenizer._encode
+    monkeypatch.setattr(
+        Tokenizer, "_encode", lambda self, inputs, **rest: read.append(inputs) or encode(self, inputs, **rest)
+    )
+    assert tokenizer.encode(["the cab " * 1_250_000], max_length=128)["input_ids"].shape == (1, 128)
+    assert sum(len(text) for inputs in read for text in inputs) < 10_000
+
+
 def test_threads_with_different_lengths_are_independent(folder):
     tokenizer = Tokenizer.load(folder)
     texts = ["the un " * 50] * 20

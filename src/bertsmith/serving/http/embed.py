@@ -154,7 +154,7 @@ def _tokens(served: ServedModel, texts: list[str], adds_special: bool, limits: L
     tokenizer = served.tokenizer
     before, after = special_tokens(served) if adds_special else ([], [])
     special_ids = set(tokenizer.special_ids)
-    rows = tokenizer.encode_offsets(texts)
+    rows = tokenizer.encode_offsets(texts, limits.tokens + 1)
     check_tokens(sum(len(ids) for ids, _ in rows), limits)
 
     def special(ids: Sequence[int]) -> list[Token]:

@@ -19,6 +19,10 @@ from bertsmith.serving.settings import Limits
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.text.rows import table_of
+from bertsmith.text.tokenizer import Tokenizer
+
+_WHOLE_TEXT_TASKS = frozenset({"tagging", "parsing", "spans", "choice"})
+"""Tasks that tokenise their texts to the end; others only the tokens that the model reads."""
 
 
 def check_count(texts: Sequence[object], limits: Limits, name: str = "inputs") -> None:
@@ -38,11 +42,12 @@ def check_tokens(tokens: int, limits: Limits) -> None:
 def text_sequences(served: ServedModel, texts: Sequence[str], *, truncate: bool, limits: Limits) -> list[TokenSequence]:
     """Tokenise texts; each becomes one sequence."""
     encoding = served.encoding
-    encoded = encoding.tokenizer.encode(texts, None, encoding.length if truncate else None, padding=False)
+    length = encoding.length if truncate else encoding.length + 1  # one more shows that a text is too long
+    encoded = encoding.tokenizer.encode(texts, None, length, padding=False)
     tokens, types = encoded["input_ids"], encoded["token_type_ids"]
     for index, row in enumerate(tokens):
         if len(row) > encoding.length:
-            raise _too_long(f"text {index} has {len(row)} tokens", encoding.length)
+            raise _too_long(f"text {index} has more than {encoding.length} tokens", encoding.length)
     check_tokens(sum(len(row) for row in tokens), limits)
     return [
         TokenSequence(row, row_types if encoding.has_types else None)
@@ -135,7 +140,9 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     """Tokenise inputs of the model's task."""
     assert served.task is not None
     task, encoding = served.task, served.encoding
-    examples = task.examples(table_of([_row(task, value) for value in inputs], "inputs"), has_targets=False)
+    rows = [_row(task, value) for value in inputs]
+    _check_whole_texts(task, rows, served.tokenizer, limits.tokens)
+    examples = task.examples(table_of(rows, "inputs"), has_targets=False)
     features = task.features(examples, encoding)
     if features.cut and not truncate:
         lengths = features.whole_lengths
@@ -144,7 +151,7 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
         if lengths is None:
             raise _too_long("an input has more tokens", encoding.length)
         if lengths.max(initial=0) > encoding.length:
-            raise _too_long(f"an input has {lengths.max()} tokens", encoding.length)
+            raise _too_long(f"an input has more than {encoding.length} tokens", encoding.length)
     types = features.types
     sequences = [
         TokenSequence(_sequence(features.tokens, index), None if types is None else _sequence(types, index))
@@ -152,6 +159,16 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     ]
     check_tokens(sum(len(one.tokens) for one in sequences), limits)
     return TaskInputs(task, examples, features, sequences)
+
+
+def _check_whole_texts(task: AnyTask, rows: Sequence[Mapping[str, object]], tokenizer: Tokenizer, limit: int) -> None:
+    """Raise if a text has more tokens than a request may have, before a task tokenises it to its end."""
+    if task.kind not in _WHOLE_TEXT_TASKS:
+        return
+    for value in (value for row in rows for value in row.values()):
+        text = value if isinstance(value, str) else " ".join(value) if isinstance(value, list) else ""
+        if len(text) > limit and len(tokenizer.encode_offsets([text], limit + 1)[0][0]) > limit:
+            raise too_large(f"a text has more than {limit} tokens; at most {limit} are accepted in one request")
 
 
 def _row(task: AnyTask, value: TaskInput) -> dict[str, object]:

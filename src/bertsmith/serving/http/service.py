@@ -15,6 +15,7 @@ from bertsmith.errors import nearest
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.http.errors import ApiError, invalid
 from bertsmith.serving.http.metrics import Metrics, format_size
+from bertsmith.serving.http.wire import MAX_FIELDS
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import DeadlineExceeded, Operation, RequestResult, TokenSequence
 from bertsmith.serving.scheduler import Scheduler
@@ -22,7 +23,7 @@ from bertsmith.serving.settings import ServeSettings
 
 Value = TypeVar("Value")
 _SMALL_BODY = 2048  # bytes; tokenising a smaller body takes less time than switching to a thread
-_TEXT_THREADS = 2  # a tokenizer runs in one thread at a time; the second thread serves another model or writes JSON
+_TEXT_THREADS = 2  # a long request does not delay another one
 _VERBS: dict[Operation, str] = {"task": "predict (it has a task)", "vectors": "embed", "fill_mask": "fill masks"}
 
 
@@ -44,9 +45,16 @@ class Service:
             raise ApiError(404, f"model is {name[:80]!a}, which is not served here; {hint}", "NotFound")
         return self.schedulers[name]
 
-    async def run_in_thread(self, function: Callable[[], Value]) -> Value:
-        """Run a function that would block the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+    async def run_in_thread(self, function: Callable[[], Value], seconds: float) -> Value:
+        """Run a function that would block the event loop; raise DeadlineExceeded if it does not end in time.
+
+        A function that has not started by then never runs.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        except TimeoutError:
+            raise DeadlineExceeded("the text of the request was not processed in time") from None
 
     async def drain(self) -> None:
         """Finish all accepted requests."""
@@ -78,10 +86,21 @@ class HttpRequest:
         """Whether texts that are too long are truncated."""
         return self.settings.truncate if requested is None else requested
 
+    def _seconds_left(self) -> float:
+        seconds_left = self.settings.times.answer - (time.perf_counter() - self.started_at)
+        if seconds_left <= 0:
+            raise DeadlineExceeded(f"the request was not answered within {self.settings.times.answer:g} s")
+        return seconds_left
+
+    async def _run(self, function: Callable[[], Value]) -> Value:
+        """Run a function that takes long for a large request, then in a thread."""
+        seconds_left = self._seconds_left()
+        return function() if self.is_small else await self.service.run_in_thread(function, seconds_left)
+
     async def tokenise(self, function: Callable[[], Value]) -> Value:
         """Run a function that tokenises, and record its duration."""
         started_at = time.perf_counter()
-        result = function() if self.is_small else await self.service.run_in_thread(function)
+        result = await self._run(function)
         self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - started_at)
         return result
 
@@ -89,9 +108,7 @@ class HttpRequest:
         self, operation: Operation, sequences: Sequence[TokenSequence], subnet: Subnet | None = None
     ) -> RequestResult:
         """Run sequences through the selected model; raise if its outputs are not finite."""
-        seconds_left = self.settings.times.answer - (time.perf_counter() - self.started_at)
-        if seconds_left <= 0:
-            raise DeadlineExceeded("the request was not read in time")
+        seconds_left = self._seconds_left()
         result = RequestResult([], None, 0.0, 0.0)
         if sequences:
             result = await self.scheduler.submit(operation, sequences, timeout=seconds_left, subnet=subnet)
@@ -112,7 +129,7 @@ class HttpRequest:
 
     async def respond(self, make: Callable[[], object]) -> Response:
         """Return a value as a JSON response; large ones are built in a thread."""
-        body = to_json(make()) if self.is_small else await self.service.run_in_thread(lambda: to_json(make()))
+        body = await self._run(lambda: to_json(make()))
         self.headers["X-Total-Time"] = _milliseconds(time.perf_counter() - self.started_at)
         return Response(body, media_type="application/json", headers=self.headers)
 
@@ -138,10 +155,24 @@ CurrentRequest = Annotated[HttpRequest, Depends(_http_request)]
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(400, f"the body is not valid JSON: {error}", "Validation") from None
+        body = await self.body()
+        if len(body) <= _SMALL_BODY:
+            return _parse(body)
+        service = service_of(self)
+        return await service.run_in_thread(lambda: _parse(body), service.settings.times.answer)
+
+
+def _parse(body: bytes) -> Any:
+    """Parse standard JSON; raise if an object has too many fields, each of which could become an error message."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", "Validation") from None
+    inputs = list(value.values()) if isinstance(value, dict) else []
+    objects = [value, *inputs, *(item for one in inputs if isinstance(one, list) for item in one)]
+    if any(isinstance(one, dict) and len(one) > MAX_FIELDS for one in objects):
+        raise ApiError(413, f"an object has more than {MAX_FIELDS} fields", "TooLarge")
+    return value
 
 
 class StrictRoute(APIRoute):

@@ -1,14 +1,33 @@
 """Request and response bodies, from which the OpenAPI document is generated."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic_core.core_schema import ListSchema
 
 from bertsmith.serving.requests import Operation
 
-Row = dict[str, str | list[str]]
+MAX_ITEMS = 100_000
+"""Maximum length of every list; `Limits` are lower."""
+MAX_FIELDS = 256
+"""Maximum number of fields of every object."""
+
+Item = TypeVar("Item")
+
+
+class _StopAtFirstError:
+    """Validates a list up to its first invalid item: an error for each of many items would take seconds."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> ListSchema:
+        schema = cast(ListSchema, handler(source))
+        return {**schema, "fail_fast": True, "max_length": MAX_ITEMS}
+
+
+Many = Annotated[list[Item], _StopAtFirstError()]
+"""A list in a request."""
+Row = dict[str, str | Many[str]]
 """An input of a task by column."""
-TaskInput = str | list[str] | Row
+TaskInput = str | Many[str] | Row
 """One input of a task: a text, several texts or words, or a row."""
 Direction = Literal["right", "Right"]
 """Texts are truncated on the right; the field is accepted because clients send it."""
@@ -32,7 +51,7 @@ class EmbedRequest(RequestBody):
     """Texts to embed."""
 
     inputs: Annotated[
-        str | list[str] | list[int] | list[list[int]],
+        str | Many[str] | Many[int] | Many[Many[int]],
         Field(
             description="A text, a list of texts, or their token ids without special tokens.",
             examples=[["a text", "another"]],
@@ -51,7 +70,7 @@ class PredictRequest(RequestBody):
     """Inputs of the model's task."""
 
     inputs: Annotated[
-        str | Row | list[str | list[str] | Row],
+        str | Row | Many[str | Many[str] | Row],
         Field(
             description="One input or a list of them. An input is a text, a list of texts if the task reads several "
             "(a pair, a question and a passage; for tagging: words), or an object with the task's columns.",
@@ -68,7 +87,7 @@ class RerankRequest(RequestBody):
     """Texts to sort by relevance to a query."""
 
     query: Annotated[str, Field(examples=["who forged the gate?"])]
-    texts: Annotated[list[str], Field(examples=[["a smith forged it", "the river is wide"]])]
+    texts: Annotated[Many[str], Field(examples=[["a smith forged it", "the river is wide"]])]
     raw_scores: Annotated[bool, Field(description="Return raw scores instead of scores from 0 to 1.")] = False
     return_text: Annotated[bool, Field(description="Return the texts as well.")] = False
     truncate: Truncate = None
@@ -81,14 +100,14 @@ class FillParameters(RequestBody):
 
     top_k: Annotated[int | None, Field(ge=1, le=100, description="Number of tokens per mask.")] = None
     targets: Annotated[
-        list[str] | None, Field(max_length=1000, description="Tokens to choose from instead of the whole vocabulary.")
+        Many[str] | None, Field(max_length=1000, description="Tokens to choose from instead of the whole vocabulary.")
     ] = None
 
 
 class FillMaskRequest(FillParameters):
     """Texts with masks."""
 
-    inputs: Annotated[str | list[str], Field(examples=["the smith forges an iron [MASK]"])]
+    inputs: Annotated[str | Many[str], Field(examples=["the smith forges an iron [MASK]"])]
     parameters: FillParameters | None = None
     truncate: Truncate = None
     model: ModelName = None
@@ -97,7 +116,7 @@ class FillMaskRequest(FillParameters):
 class TokenizeRequest(RequestBody):
     """Texts to tokenise."""
 
-    inputs: Annotated[str | list[str], Field(examples=[["a text"]])]
+    inputs: Annotated[str | Many[str], Field(examples=[["a text"]])]
     add_special_tokens: bool = True
     model: ModelName = None
 
@@ -105,7 +124,7 @@ class TokenizeRequest(RequestBody):
 class DecodeRequest(RequestBody):
     """Token ids to decode."""
 
-    ids: Annotated[list[int] | list[list[int]], Field(examples=[[5, 6, 7]])]
+    ids: Annotated[Many[int] | Many[Many[int]], Field(examples=[[5, 6, 7]])]
     model: ModelName = None
 
 
@@ -113,7 +132,7 @@ class OpenAIRequest(RequestBody):
     """Embeddings request of OpenAI's clients."""
 
     input: Annotated[
-        str | list[str] | list[int] | list[list[int]],
+        str | Many[str] | Many[int] | Many[Many[int]],
         Field(
             description="A text, a list of texts, or their token ids without special tokens.",
             examples=[["a text", "another"]],
@@ -135,13 +154,13 @@ class HubParameters(FillParameters):
         Literal["none", "simple", "first", "average", "max"] | None,
         Field(description="none: one entry per word; else: one per entity."),
     ] = None
-    ignore_labels: list[str] | None = None
+    ignore_labels: Many[str] | None = None
 
 
 class HubRequest(RequestBody):
     """Request of huggingface_hub's InferenceClient, for every pipeline."""
 
-    inputs: Annotated[str | list[str] | Row, Field(examples=["The gate was forged well."])]
+    inputs: Annotated[str | Many[str] | Row, Field(examples=["The gate was forged well."])]
     parameters: HubParameters = HubParameters()
     normalize: bool | None = None
     truncate: Truncate = None
@@ -159,7 +178,7 @@ class ExploreRequest(RequestBody):
         Field(description="The operation: run the task head, compare texts, or fill masks.", examples=["vectors"]),
     ]
     inputs: Annotated[
-        str | list[str] | Row,
+        str | Many[str] | Row,
         Field(
             description="A text, texts to compare, or the columns of the task by name.",
             examples=[["a text", "another"]],

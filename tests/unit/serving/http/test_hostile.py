@@ -17,6 +17,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import BatchFailed, DeadlineExceeded, QueueFull, RequestResult, ShuttingDown
 from bertsmith.serving.settings import Limits, ServeSettings, Times
+from bertsmith.text.tokenizer import Tokenizer
 
 LIMITS = Limits(body_bytes=1_000_000, texts=8, tokens=300, masks=4, requests=4, buffered_bytes=3_000_000)
 SETTINGS = ServeSettings(limits=LIMITS, times=Times(body=0.6, answer=5.0))
@@ -89,6 +90,38 @@ def test_invalid_bodies_are_rejected(client: httpx.Client, body: bytes, status: 
         _check_rejected(response, status, word)
 
 
+def test_many_invalid_items_are_rejected_at_the_first(client: httpx.Client) -> None:
+    many = b"null," * 190_000
+    for body in (b'{"inputs": [' + many + b"0]}", b'{"inputs": [[' + many + b"0]]}"):
+        assert len(body) > 900_000
+        started_at = time.process_time()
+        _check_rejected(
+            client.post("/embed", content=body, headers={"Content-Type": "application/json"}), 422, "inputs"
+        )
+        assert time.process_time() - started_at < 2  # an error for every item took ten times as long
+    fields = json.dumps({"inputs": dict.fromkeys(map(str, range(300)))})
+    _check_rejected(
+        client.post("/predict", content=fields, headers={"Content-Type": "application/json"}), 413, "256 fields"
+    )
+
+
+def test_deadline_includes_tokenisation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = Tokenizer._encode
+
+    def slow(self: Tokenizer, inputs: Any, **settings: Any) -> Any:
+        time.sleep(1.5 if len(inputs[0]) > 3000 else 0)
+        return encode(self, inputs, **settings)
+
+    settings = ServeSettings(times=Times(answer=0.5))
+    with schedulers({"encoder": folder}) as models, serving(models, settings) as address:
+        monkeypatch.setattr(Tokenizer, "_encode", slow)
+        started_at = time.monotonic()
+        late = httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}, timeout=20)
+        _check_rejected(late, 503, "not processed in time")
+        assert time.monotonic() - started_at < 1.4
+        assert httpx.post(f"{address}/embed", json={"inputs": "no"}).status_code == 200
+
+
 def test_only_json_is_accepted(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"):
         response = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
@@ -124,7 +157,7 @@ def test_wrong_content_length_is_rejected(url: str, client: httpx.Client) -> Non
 def test_limits_on_texts_and_tokens(client: httpx.Client) -> None:
     _check_rejected(client.post("/embed", json={"inputs": ["a"] * 9}), 413, "9 texts", "at most 8")
     long = "no " * 100_000
-    _check_rejected(client.post("/embed", json={"inputs": long}), 413, "100002 tokens", "at most 48", "truncate: true")
+    _check_rejected(client.post("/embed", json={"inputs": long}), 413, "more than 48 tokens", "truncate: true")
     assert client.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
     ids = {"inputs": [[5] * 100_000]}
     _check_rejected(client.post("/embed", json=ids), 413, "100000 token ids")
@@ -132,7 +165,7 @@ def test_limits_on_texts_and_tokens(client: httpx.Client) -> None:
     _check_rejected(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
     _check_rejected(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
     _check_rejected(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
-    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "100000 tokens")
+    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "301 tokens", "at most 300")
     _check_rejected(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
     _check_rejected(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
     assert client.post("/rerank", json={"query": "a", "texts": ["b"] * 8}).status_code == 200

@@ -14,13 +14,12 @@ from bertsmith.errors import InputError
 from bertsmith.runs.flags import flag_group
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.scheduler import Scheduler
-from bertsmith.serving.settings import SchedulerLimits, ServeSettings
+from bertsmith.serving.settings import SchedulerLimits, ServeSettings, is_loopback
 
 LIMITS, SHUTDOWN = flag_group("Limits"), flag_group("Shutdown")
 COMPUTE, SIZES = flag_group("Processor"), flag_group("Elastic models")
 KEY_VARIABLE = "BERTSMITH_KEY"
 _DEFAULT_FLOOR = 0.95
-_LOOPBACK = ("127.", "::1", "localhost")
 
 
 def serve(
@@ -34,7 +33,9 @@ def serve(
     elastic: Annotated[bool | None, SIZES] = None,
     floor: Annotated[float | None, SIZES] = None,
     truncate: bool = False,
+    strict_names: bool = False,
     key_file: Path | None = None,
+    allow_host: list[str] | None = None,
     timeout: Annotated[float, LIMITS] = 30.0,
     max_body: Annotated[int, LIMITS] = 2_000_000,
     max_texts: Annotated[int, LIMITS] = 256,
@@ -48,8 +49,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP: embeddings, predictions, rankings and mask filling.
 
-    SIGTERM or Ctrl-C starts a graceful shutdown: accepted requests are answered first. A second signal stops the server
-    immediately.
+    SIGTERM, SIGHUP or Ctrl-C starts a graceful shutdown: accepted requests are answered first. A second signal stops
+    the server immediately.
 
     Parameters
     ----------
@@ -72,8 +73,14 @@ def serve(
         Minimum score of a smaller size, as a share of the score of the whole model; 0.95 by default with --elastic.
     truncate
         Truncate texts that are too long; by default they are rejected. A request can override this.
+    strict_names
+        Reject requests that name an unknown model; by default a single model answers to every name, as clients of
+        OpenAI send names such as text-embedding-3-small.
     key_file
         File with the key that clients must send as `Authorization: Bearer …`; or set BERTSMITH_KEY.
+    allow_host
+        Another host name by which clients reach a service without a key on this machine, such as the name of a reverse
+        proxy; may be repeated. Other names are rejected, because a web page could point its own name at this machine.
     timeout
         Timeout of a request in seconds.
     max_body
@@ -102,8 +109,9 @@ def serve(
 
     limits = {"body_bytes": max_body, "texts": max_texts, "tokens": max_tokens, "requests": max_requests}
     times = {"answer": timeout, "drain": drain, "drain_delay": drain_delay}
-    address = {"host": host, "port": port, "key": _read_key(key_file), "truncate": truncate}
-    settings = ServeSettings.parse({**address, "limits": limits, "times": times}, "serve")
+    address = {"host": host, "port": port, "key": _read_key(key_file), "allowed_hosts": allow_host or []}
+    names = {"strict_names": strict_names, "truncate": truncate}
+    settings = ServeSettings.parse({**address, **names, "limits": limits, "times": times}, "serve")
     batches = {"batch_tokens": batch_tokens, "workers": workers}
     queue = {"waiting_tokens": queue_tokens, "waiting_sequences": queue_sequences}
     scheduler_limits = SchedulerLimits.parse({**batches, **queue}, "serve")
@@ -185,5 +193,5 @@ def _print_models(url: str, models: Sequence[ServedModel], settings: ServeSettin
         sizes = "one size" if len(served.schedule) == 1 else f"{len(served.schedule)} sizes"
         family, length = served.runner.config.family, served.encoding.length
         console.print(f"  {served.name}: {family}; {operations}; up to {length} tokens; {sizes}")
-    if settings.key is None and not settings.host.startswith(_LOOPBACK):
+    if settings.key is None and not is_loopback(settings.host):
         console.print("  Warning: no key is set, so every client is accepted; set --key-file or BERTSMITH_KEY")

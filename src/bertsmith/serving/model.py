@@ -111,10 +111,10 @@ class ServedModel:
         """The PyTorch model; None for an ONNX graph."""
         return self.runner.torch_model
 
-    @property
-    def has_subnets(self) -> bool:
-        """Whether a request may choose a sub-network."""
-        return self.runner.has_subnets and self.rows != "fixed"
+    def has_subnets(self, operation: Operation) -> bool:
+        """Whether a request for an operation may choose a sub-network; a generator that fills masks has one size."""
+        is_generator = operation == "fill_mask" and self._mask_config is not self.runner.config
+        return self.runner.has_subnets and self.rows != "fixed" and not is_generator
 
     @property
     def has_embedder(self) -> bool:
@@ -158,7 +158,7 @@ class ServedModel:
             if not 0 < len(np.unique(positions)) == len(positions):
                 raise InputError("mask_positions must have at least one entry and no duplicates")
         if subnet is not None:
-            if self.model is None or (operation == "fill_mask" and self._mask_config is not self.runner.config):
+            if self.model is None or not self.has_subnets(operation):
                 raise InputError(f"subnet must be None: {self.name!r} has one size for {operation}")
             subnet.cuts(self.model.encoder.units)
 
@@ -180,16 +180,16 @@ class ServedModel:
             for size in self.schedule.sizes:
                 self.run(operation, sequences, size.subnet)
 
-    def choose_subnet(self, width: float, depth: float) -> Subnet | None:
-        """Return the sub-network of a width and a depth; None for a model that has one size.
+    def choose_subnet(self, operation: Operation, width: float, depth: float) -> Subnet | None:
+        """Return the sub-network of a width and a depth; None if the model has one size for the operation.
 
         The whole model is `Subnet()`, because None would let the scheduler choose a size.
         """
         is_whole = width == 1 and depth == 1
-        if not self.has_subnets:
+        if not self.has_subnets(operation):
             if not is_whole:
                 raise InputError(
-                    f"width is {width:g} and depth is {depth:g}; {self.name!r} has one size: width 1, depth 1"
+                    f"width is {width:g} and depth is {depth:g}; {self.name!r} has one size for {operation}: 1 × 1"
                 )
             return None
         if self.elastic is None:
@@ -202,7 +202,7 @@ class ServedModel:
 
     def parameters(self, subnet: Subnet | None = None) -> int:
         """Return the number of parameters of the model, or of a sub-network without the generator."""
-        model = self.model if self.has_subnets else None
+        model = self.model if self.runner.has_subnets and self.rows != "fixed" else None
         return parameters(self.runner.config) if model is None else _subnet_parameters(model, subnet or Subnet())
 
 

@@ -58,6 +58,10 @@ class QueueFull(SchedulerError):
 class DeadlineExceeded(SchedulerError):
     """The request took longer than its timeout."""
 
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
 
 class BatchFailed(SchedulerError):
     """The model raised an exception on the batch of this request."""

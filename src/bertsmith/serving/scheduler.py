@@ -110,7 +110,8 @@ class Scheduler:
             await asyncio.wait_for(request.future, timeout)
         except TimeoutError:
             if self._cancel(request, is_late=True):
-                raise DeadlineExceeded(f"the model did not answer within {timeout:g} s") from None
+                message = f"the model did not answer within {timeout:g} s"
+                raise DeadlineExceeded(message, self.expected_wait()) from None
         except asyncio.CancelledError:
             self._cancel(request, is_late=False)
             raise
@@ -125,6 +126,15 @@ class Scheduler:
         """Raise QueueFull or ShuttingDown if `submit` would reject a request of average size."""
         with self._changed:
             self._check_room(self._throughput.mean_tokens, 1)
+
+    def expected_wait(self) -> float:
+        """Return the seconds that a new request would wait: by the speed of the model, or as recent ones did."""
+        with self._changed:
+            return self._expected_wait()
+
+    def _expected_wait(self) -> float:
+        by_speed = self._controller.expected_wait(self._queue.tokens + sum(self._running.values()))
+        return max(by_speed, self._throughput.recent_latency())
 
     def stats(self) -> SchedulerStats:
         """Return the current state."""
@@ -177,7 +187,7 @@ class Scheduler:
             self._throughput.refused += 1
             self._controller.count_demand(tokens)
             self._controller.count_refusal()
-            raise QueueFull(self._controller.expected_wait(queue.tokens + sum(self._running.values())))
+            raise QueueFull(self._expected_wait())
 
     def _wake(self) -> None:
         with self._changed:

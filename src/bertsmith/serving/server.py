@@ -1,8 +1,8 @@
 """The server process, with a graceful shutdown that loses no accepted request.
 
-SIGTERM or SIGINT → /health returns 503 and responses carry `Connection: close` → (drain_delay) → no new connections →
-every accepted request is answered, within `drain` seconds → schedulers drain → exit code 0. A second signal ends the
-process immediately. docs/explanations/decisions.md explains why uvicorn's own shutdown is not enough.
+SIGTERM, SIGINT or SIGHUP → /health returns 503 and responses carry `Connection: close` → (drain_delay) → no new
+connections → every accepted request is answered, within `drain` seconds → schedulers drain → exit code 0. A second
+signal ends the process immediately. docs/explanations/decisions.md explains why uvicorn's own shutdown is not enough.
 """
 
 import array
@@ -16,17 +16,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.errors import InputError
+from bertsmith.serving.connections import RESERVED, connection_class
 from bertsmith.serving.http.service import Service
+from bertsmith.serving.repeated_logs import limit_repeated_logs
 from bertsmith.serving.settings import ServeSettings
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
 _BACKLOG = 2048
 _SO_ATTACH_FILTER = 26
 _ACCEPT_ITERATIONS = 4  # of the event loop, to accept pending connections before the socket is closed
@@ -34,6 +36,8 @@ _GRACE_SECONDS = 1.0  # for requests in transit when the signal arrived
 _POLL_SECONDS = 0.05
 _KILL_AFTER = 5.0  # seconds after all other timeouts of a shutdown
 _CONNECTIONS_PER_REQUEST = 4  # because clients keep idle connections open
+_OTHER_FILES = 256  # file descriptors besides connections
+_LOGGERS = ("uvicorn.error", "asyncio", "bertsmith.serving", "bertsmith.serving.scheduler")
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -66,15 +70,16 @@ def base_url(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a shutdown that loses no request and a timeout for request headers."""
+    """uvicorn with a shutdown that loses no request and limits on connections and request heads."""
 
     def __init__(self, app: FastAPI, settings: ServeSettings, ready: Callable[[], None] = lambda: None) -> None:
         """`ready` is called when the server accepts requests."""
+        self.max_connections = _CONNECTIONS_PER_REQUEST * settings.limits.requests
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",  # the shutdown is tested with this event loop
-                http=protocol_with_header_timeout(settings.times.body),
+                http=connection_class(settings.times.body, self.max_connections),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -82,7 +87,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
-                limit_concurrency=_CONNECTIONS_PER_REQUEST * settings.limits.requests,
                 timeout_keep_alive=settings.times.keep_alive,
                 timeout_graceful_shutdown=settings.times.drain,
             )
@@ -92,6 +96,8 @@ class Server(uvicorn.Server):
         self.stops_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        _allow_files(self.max_connections + RESERVED + _OTHER_FILES)
+        limit_repeated_logs(_LOGGERS)
         await super().startup(sockets)
         self.ready()
 
@@ -141,6 +147,19 @@ class Server(uvicorn.Server):
             self._kill.cancel()
 
 
+def _allow_files(count: int) -> None:
+    """Raise the limit on open files, if possible; each connection needs one."""
+    if find_spec("resource") is None:
+        return
+    import resource  # not on Windows
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 def refuse_connections(listener: socket.socket) -> None:
     """Refuse new connections; connections that are already established can still be accepted (Linux only).
 
@@ -152,44 +171,3 @@ def refuse_connections(listener: socket.socket) -> None:
     drop_all = array.array("B", struct.pack("HBBI", 0x06, 0, 0, 0))  # one BPF instruction: accept 0 bytes
     with suppress(OSError):
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, drop_all.buffer_info()[0]))
-
-
-def protocol_with_header_timeout(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol with a timeout for request headers, which uvicorn lacks.
-
-    Without it, clients that send a byte now and then could occupy all connections.
-    """
-
-    class HeaderTimeoutProtocol(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._update_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._update_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_timer()
-            super().connection_lost(exc)
-
-        def _update_timer(self) -> None:
-            is_idle = self.cycle is None or self.cycle.response_complete
-            if not is_idle or self.timeout_keep_alive_task is not None:
-                self._cancel_timer()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(seconds, self._close)
-
-        def _cancel_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _close(self) -> None:
-            self._timer = None
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
-
-    return HeaderTimeoutProtocol

@@ -1,5 +1,6 @@
 """Settings of the service: address, key, limits, timeouts, batching; and the number of CPU cores to use."""
 
+from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field
@@ -35,7 +36,7 @@ class Times(Record):
     answer: float = Field(default=30.0, gt=0)
     """From the first byte of a request to its response."""
     body: float = Field(default=10.0, gt=0)
-    """For the header of a request, and again for its body."""
+    """For the head of a request, and again for its body."""
     send: float = Field(default=30.0, gt=0)
     """For a client to read a chunk of its response."""
     keep_alive: int = Field(default=5, gt=0)
@@ -55,6 +56,10 @@ class ServeSettings(Record):
     """The port; 0 takes a free one."""
     key: str | None = Field(default=None, min_length=1, repr=False)
     """The key that clients must send as `Authorization: Bearer …`; None accepts every client."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further host names that requests to a service without a key on loopback may use."""
+    strict_names: bool = False
+    """Reject unknown model names even if there is only one model, which otherwise answers to every name."""
     truncate: bool = False
     """Default of `truncate` for requests: truncate texts that are too long, or reject them."""
     limits: Limits = Limits()
@@ -76,6 +81,14 @@ class SchedulerLimits(Record):
     """Expected wait in seconds above which an elastic model switches to the next smaller size."""
     quiet_seconds: float = Field(default=5.0, gt=0)
     """Duration of low load after which an elastic model switches to the next larger size."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine itself."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name, such as 127.example.org
+        return False
 
 
 def cores(quota: Path = _QUOTA) -> int:

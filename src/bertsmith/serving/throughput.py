@@ -1,5 +1,6 @@
 """Counts since the start, and rates and latencies over the last seconds, in bounded memory."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ import numpy as np
 
 WINDOW = 10.0  # seconds over which rates and latencies are computed
 _MAX_LATENCIES = 4096
+_MEDIAN_SECONDS = 0.5  # between two computations of the median
 _SLOTS = 100  # time slots of the window, each with its counts
 
 
@@ -19,6 +21,7 @@ class Throughput:
         self.answered = self.refused = self.late = self.cancelled = self.failed = 0
         self.batches = self.batched_sequences = self.batched_tokens = 0
         self._slots: deque[tuple[float, int, int]] = deque(maxlen=_SLOTS + 1)
+        self._median_at, self._median = -math.inf, 0.0
         self._latencies: deque[tuple[float, float]] = deque(maxlen=_MAX_LATENCIES)
 
     @property
@@ -49,6 +52,13 @@ class Throughput:
         recent = [(sequences, tokens) for start, sequences, tokens in self._slots if start > now - WINDOW]
         seconds = max(1e-3, min(WINDOW, now - self.started_at))
         return sum(sequences for sequences, _ in recent) / seconds, sum(tokens for _, tokens in recent) / seconds
+
+    def recent_latency(self) -> float:
+        """Return the median latency over the window, at most half a second old; 0 if nothing was answered."""
+        now = self.clock()
+        if now - self._median_at >= _MEDIAN_SECONDS:
+            self._median_at, self._median = now, (self.latency_percentiles() or (0.0, 0.0))[0]
+        return self._median
 
     def latency_percentiles(self) -> tuple[float, float] | None:
         """Return the median and the 99th percentile over the window; None if nothing was answered in it."""

@@ -515,7 +515,7 @@ class Tokenizer:
                 [texts[index][:characters] for index in pending], has_words=True, add_special_tokens=False
             )
             for index, row in zip(pending, rows, strict=True):
-                words = row.word_ids
+                words = cast(list[int], row.word_ids)  # only special tokens have no word
                 if len(words) > max_tokens and words[max_tokens] + self._margin <= words[-1]:
                     prefixes[index] = texts[index][:characters]
             characters *= _PREFIX_GROWTH

@@ -10,6 +10,7 @@ import torch
 import uvicorn
 from task_cases import TASK_CASES
 
+from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
@@ -45,6 +46,12 @@ WORDS = (
     "harbour of new rome my parcel was due on monday and there is still no sign of it where is order delivery has not "
     "arrived how do i reset password cannot log in to account app crashes when open nowhere at all then does"
 )
+
+
+class Exported(ModelRunner):
+    """A runner without a PyTorch model, as of an exported graph."""
+
+    torch_model = None
 
 
 @cache

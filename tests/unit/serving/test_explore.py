@@ -13,12 +13,11 @@ import torch
 pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
-from page_models import served
+from page_models import Exported, served
 from task_cases import TASK_CASES
 
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
@@ -50,7 +49,8 @@ class ServiceClient:
 
     def __init__(self, *models: ServedModel, settings: ServeSettings | None = None) -> None:
         self.schedulers = {model.name: Scheduler(model) for model in models}
-        self.client = TestClient(make_app(self.schedulers, settings or ServeSettings()), raise_server_exceptions=False)
+        app = make_app(self.schedulers, settings or ServeSettings())
+        self.client = TestClient(app, "http://127.0.0.1", raise_server_exceptions=False)
 
     def __enter__(self) -> "ServiceClient":
         for scheduler in self.schedulers.values():
@@ -169,29 +169,23 @@ def test_invalid_requests_return_422(elastic: ServiceClient, body: dict[str, Any
 
 
 def test_limits_of_the_service_apply() -> None:
-    settings = ServeSettings(limits=Limits(tokens=40))
+    settings = ServeSettings(limits=Limits(tokens=40), strict_names=True)
     with ServiceClient(served("choice", name="model"), settings=settings) as service:
         inputs = {**INPUTS["choice"], "choices": ["by the river"] * 9}
         assert "tokens; at most 40 are accepted" in service(413, work="task", inputs=inputs)["error"]
         assert service(404, work="task", inputs="a", model="none")["error_type"] == "NotFound"
 
 
-class _Exported(ModelRunner):
-    """A runner without a PyTorch model."""
-
-    torch_model = None
-
-
 def test_exported_model_has_one_size_and_no_maps() -> None:
     served_model = served("classification", name="model")
     assert served_model.model is not None
-    exported = replace(served_model, runner=_Exported(served_model.model))
-    assert exported.choose_subnet(1, 1) is None
+    exported = replace(served_model, runner=Exported(served_model.model))
+    assert exported.choose_subnet("vectors", 1, 1) is None
     with pytest.raises(InputError, match="has one size"):
-        exported.choose_subnet(0.5, 1)
+        exported.choose_subnet("vectors", 0.5, 1)
     with ServiceClient(exported) as service:
         (model,) = service.client.get("/explore").json()["models"]
-        assert model["sizes"] == {"kind": "one"}
+        assert model["sizes"] == {"task": {"kind": "one"}, "vectors": {"kind": "one"}}
         assert model["maps"] is False
         response = service(work="task", inputs={"text": "a"}, maps=True)
         assert response["maps"] is None
@@ -201,7 +195,7 @@ def test_exported_model_has_one_size_and_no_maps() -> None:
 def test_whole_model_is_requested_as_a_subnet(elastic: ServiceClient) -> None:
     served_model = elastic.schedulers["elastic"].served
     assert served_model.model is not None
-    assert served_model.choose_subnet(1, 1) == Subnet()
+    assert served_model.choose_subnet("vectors", 1, 1) == Subnet()
     assert served_model.parameters(Subnet()) == parameters(served_model.model.config)
 
 

@@ -1,10 +1,14 @@
 """The page in a real browser: typing, sliders, maps and charts, without requests to other hosts."""
 
+import json
 import re
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -12,13 +16,15 @@ import torch
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api")
 
-from page_models import running, served
+from page_models import Exported, running, served
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from task_cases import TASK_CASES
 
+from bertsmith.bundled import model_folder
 from bertsmith.report.attention import render_attention_page
 from bertsmith.report.study import MapStudy
 from bertsmith.report.study_page import render_study_page
+from bertsmith.serving.model import ServedModel
 from bertsmith.serving.settings import ServeSettings
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -98,6 +104,50 @@ def test_typing_shows_a_prediction_and_the_last_text_wins(watched: WatchedPage) 
     expect(page.locator(".token-count")).to_contain_text("tokens")
 
 
+KINDS = ["classification of pairs", "tagging", "parsing", "regression", "multi_label", "choice", "spans"]
+
+
+def test_every_kind_of_model_answers_on_the_page(browser: Browser) -> None:
+    """The bundled model, whose generator fills masks at one size, every task, and a graph without PyTorch."""
+    exported = served("classification", name="exported")
+    assert exported.model is not None
+    models = [
+        ServedModel.open(model_folder("small"), device="cpu"),
+        *(served(kind, name=kind) for kind in KINDS),
+        replace(exported, runner=Exported(exported.model)),
+    ]
+    context = browser.new_context()
+    with running(models) as url:
+        page = context.new_page()
+        page.goto(url)
+        for model in models:
+            choose(page, model.name)
+            for index in range(page.locator(".operations button").count() if len(model.operations) > 1 else 0):
+                page.locator(".operations button").nth(index).click()
+                expect(page.locator(".answer")).not_to_be_empty()
+                expect(page.locator(".answer[aria-busy]")).to_have_count(0)
+                expect(page.locator("#problem")).to_be_hidden()
+    context.close()
+
+
+def test_snippets_repeat_the_request_of_the_page(watched: WatchedPage) -> None:
+    page = watched.page
+    page.fill("textarea", 'it\'s an "iron" gate')
+    page.click(".snippet summary")
+    expect(page.locator(".snippet code")).to_contain_text("it'\\''s")
+    command = shlex.split(page.locator(".snippet code").inner_text().replace("\\\n", ""))
+    assert command[1].endswith("/predict")
+    body = json.loads(command[command.index("-d") + 1])
+    assert body == {"model": "classes", "inputs": {"text": 'it\'s an "iron" gate'}}
+    assert httpx.post(command[1], json=body).status_code == 200
+    page.click(".snippet [data-language=python]")
+    expect(page.locator(".snippet code")).to_contain_text("requests.post(")
+    page.focus("#size-width")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".snippet code")).to_contain_text('"width":0.5')
+    expect(page.locator(".metrics")).to_contain_text("× faster")  # as recorded, before it is measured
+
+
 def test_sliders_snap_to_the_recorded_sizes_and_change_the_answer(watched: WatchedPage) -> None:
     page = watched.page
     expect(page.locator(".metrics")).to_contain_text("63.5 k")
@@ -113,7 +163,9 @@ def test_sliders_snap_to_the_recorded_sizes_and_change_the_answer(watched: Watch
     expect(page.locator(".metrics .compared")).to_contain_text("whole model")
     expect(page.locator(".bars b.full")).to_have_count(2)
     assert page.locator(".bars .score").all_text_contents() != whole
-    expect(page.locator(".metrics")).to_contain_text(re.compile(r"ms[−+]\d+ %"))  # after enough runs of both
+    expect(page.locator(".metrics")).to_contain_text(
+        re.compile(r"ms([\d.]+ × (faster|slower)|as fast)")
+    )  # after enough runs
     page.click(".grid-scores button[aria-label^='Width 25 %, depth 50 %']")
     expect(page.locator("#size-depth")).to_have_attribute("aria-valuetext", "50 % · 2 of 4 layers")
     expect(page.locator(".metrics")).to_contain_text("19.3 k")

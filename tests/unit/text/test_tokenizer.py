@@ -185,7 +185,7 @@ def test_long_texts_are_truncated_to_the_same_tokens(kind):
     texts = ["".join(generator.choices(generator.sample(alphabet, 3), k=4000)) for _ in range(8)]
     texts += ["".join(random_text(generator) for _ in range(30)) for _ in range(4)]
     shortened = tokenizer._prefixes(texts, 17)
-    assert sum(len(prefix) < len(text) for prefix, text in zip(shortened, texts, strict=True)) >= 4
+    assert sum(len(prefix) < len(text) for prefix, text in zip(shortened, texts, strict=True)) >= 3
     for pairs in (None, texts[::-1]):
         rows = [row.tolist() for row in tokenizer.encode(texts, pairs, 17, padding=False)["input_ids"]]
         assert rows == whole_truncated(tokenizer, texts, pairs, 17)

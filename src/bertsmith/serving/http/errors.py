@@ -27,7 +27,13 @@ _OPENAI_TYPES: dict[ErrorType, str] = {
     "Unhealthy": "server_error",
     "Backend": "server_error",
 }
-_TYPES_BY_STATUS: dict[int, ErrorType] = {401: "Unauthorized", 404: "NotFound", 413: "TooLarge", 500: "Backend"}
+_TYPES_BY_STATUS: dict[int, ErrorType] = {
+    401: "Unauthorized",
+    403: "Unauthorized",
+    404: "NotFound",
+    413: "TooLarge",
+    500: "Backend",
+}
 
 
 class ErrorAnswer(BaseModel):
@@ -85,7 +91,7 @@ def to_api_error(error: Exception) -> ApiError:
         case QueueFull():
             return ApiError(429, str(error), "Overloaded", retry_after=error.retry_after)
         case DeadlineExceeded():
-            return ApiError(503, str(error), "Timeout", retry_after=1)
+            return ApiError(503, str(error), "Timeout", retry_after=error.retry_after)
         case ShuttingDown():
             message = "the service is shutting down and accepts no new requests"
             return ApiError(503, message, "Unhealthy", retry_after=1)
@@ -114,12 +120,15 @@ def _first_problem(problems: Sequence[Mapping[str, Any]]) -> str:
     if of_field[0]["type"] == "extra_forbidden":
         path = ".".join(str(key) for key in of_field[0]["loc"][1:])
         return f"{path[:80]!a} is not a field of this request"
-    messages = dict.fromkeys(str(problem["msg"])[:1].lower() + str(problem["msg"])[1:] for problem in of_field)
+    texts = [str(problem["msg"]).removeprefix("Value error, ") for problem in of_field]
+    messages = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)
     return f"{name}: {' or '.join(messages)}".encode("utf-8", "backslashreplace").decode()
 
 
 def error_response(error: Exception, path: str) -> JSONResponse:
     """Return the response to a request that failed."""
+    if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):  # no route
+        error = ApiError(404, f"{path[:80]!a} is not an endpoint of this service; GET /docs lists them", "NotFound")
     api_error = to_api_error(error)
     return JSONResponse(api_error.body(path).model_dump(), api_error.status_code, dict(api_error.headers or {}))
 

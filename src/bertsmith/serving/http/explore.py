@@ -126,9 +126,9 @@ def make_router(schedulers: Mapping[str, Scheduler]) -> APIRouter:
 async def explore_input(body: ExploreRequest, request: HttpRequest, drawer: MapDrawer) -> Explored:
     """Run one input at the requested size."""
     served = request.select_model(body.model, body.work)
-    subnet = served.choose_subnet(body.width, body.depth)
+    subnet = served.choose_subnet(body.work, body.width, body.depth)
     limits = request.settings.limits
-    prepared = await request.service.run_in_thread(lambda: _prepare(served, body, limits))
+    prepared = await request.run(lambda: _prepare(served, body, limits))
     sequences = prepared.sequences
     if body.sequence >= len(sequences):
         raise invalid(f"sequence is {body.sequence}; the input has {len(sequences)}, counted from 0")
@@ -145,7 +145,7 @@ async def explore_input(body: ExploreRequest, request: HttpRequest, drawer: MapD
         tokens=sum(len(one.tokens) for one in sequences),
         sequences=len(sequences),
         cut=prepared.is_truncated,
-        answer=await request.service.run_in_thread(lambda: prepared.read(result.outputs)),
+        answer=await request.run(lambda: prepared.read(result.outputs)),
         maps=await drawer.draw(served, chosen, used) if body.maps and refusal is None else None,
         maps_refused=refusal,
     )
@@ -249,7 +249,7 @@ def describe_model(served: ServedModel) -> PageModel:
         works=operations,
         task=None if task is None else _describe_task(task),
         mask=served.tokenizer.tokens([served.tokenizer.mask])[0] if "fill_mask" in operations else None,
-        sizes=describe_sizes(served),
+        sizes={operation: describe_sizes(served, operation) for operation in operations},
         parameters=served.parameters(),
         layers=len(encoder.layers),
         heads=max(layer.mixer.heads for layer in encoder.layers),
@@ -258,10 +258,10 @@ def describe_model(served: ServedModel) -> PageModel:
     )
 
 
-def describe_sizes(served: ServedModel) -> PageSizes:
-    """Return the sizes that a request may choose."""
+def describe_sizes(served: ServedModel, operation: Operation) -> PageSizes:
+    """Return the sizes that a request for an operation may choose."""
     model, record = served.model, served.elastic
-    if model is None or not served.has_subnets:
+    if model is None or not served.has_subnets(operation):
         return PageSizes(kind="one")
     if record is None:
         heads, layers = min(unit.heads for unit in model.encoder.units), len(model.encoder.units)

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from bertsmith import __version__
 from bertsmith.serving.http.openapi import INFO_RESPONSES, OPENAI_INFO_RESPONSES
-from bertsmith.serving.http.service import service_of
+from bertsmith.serving.http.service import service_of, unknown_model
 from bertsmith.serving.http.wire import (
     HealthResponse,
     Info,
@@ -116,4 +116,7 @@ async def models(request: Request) -> OpenAIModels:
 @router.get("/v1/models/{name}", summary="One entry of OpenAI's list of models", responses=OPENAI_INFO_RESPONSES)
 async def model(name: str, request: Request) -> OpenAIModel:
     """Return one model; 404 if it is not served."""
-    return OpenAIModel(id=service_of(request).find(name).served.name)
+    service = service_of(request)
+    if name not in service.schedulers:
+        raise unknown_model(name, service.schedulers)
+    return OpenAIModel(id=name)

@@ -1,4 +1,4 @@
-"""Middleware in front of every endpoint: the key, the limits on bodies and concurrent requests, and timeouts.
+"""Middleware in front of every endpoint: host, key, the limits on bodies and concurrent requests, and timeouts.
 
 A body is read completely, with a limit on its size and a timeout, before it reaches an endpoint. A body that is too
 long is rejected at the first byte over the limit, even if its Content-Length is smaller.
@@ -6,14 +6,17 @@ long is rejected at the first byte over the limit, even if its Content-Length is
 
 import asyncio
 import hmac
+import math
 import time
 from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bertsmith.serving.connections import OVER_LIMIT
 from bertsmith.serving.http.errors import ApiError, error_response, too_large
 from bertsmith.serving.http.service import Service
+from bertsmith.serving.settings import is_loopback
 
 _PAGE_FILES = "/page/"
 _DISCARD_SECONDS, _DISCARD_BYTES = 1.0, 32_000_000
@@ -35,20 +38,20 @@ class RequestMiddleware:
             return
         sender = _Sender(send, self.service)
         scope["bertsmith.started_at"] = started_at = time.perf_counter()
-        is_counted = scope["path"] not in _UNLIMITED_PATHS
-        self.requests += is_counted
         try:
-            await self._handle(scope, receive, sender, is_counted)
+            await self._handle(scope, receive, sender)
         finally:
-            self.requests -= is_counted
             self.service.metrics.count_request(_endpoint(scope), sender.status, time.perf_counter() - started_at)
 
-    async def _handle(self, scope: Scope, receive: Receive, sender: "_Sender", is_counted: bool) -> None:
-        body_bytes, is_read = 0, False
+    async def _handle(self, scope: Scope, receive: Receive, sender: "_Sender") -> None:
+        body_bytes, is_read, is_counted = 0, False, False
         try:
+            self._check_host(scope)
             self._check_key(scope)
-            if is_counted and self.requests > self.settings.limits.requests:
-                raise ApiError(429, "too many requests at the same time; try again in 1 s", "Overloaded", retry_after=1)
+            if scope["path"] not in _UNLIMITED_PATHS:
+                self._check_load(scope)
+                is_counted = True
+                self.requests += 1
             body = await self._read_body(scope, receive)
             if body is None:  # the client disconnected
                 return
@@ -58,14 +61,44 @@ class RequestMiddleware:
             if sender.status is not None:
                 raise
             response = error_response(error, scope["path"])
-            if not is_read:
-                if response.status_code != _BODY_TIMEOUT and "expect" not in Request(scope).headers:
-                    await _discard(receive)
+            if not is_read and not await self._is_discarded(scope, receive, response.status_code):
                 # the rest of the body would be read as the next request
                 response.headers["Connection"] = "close"
             await response(scope, receive, sender)
         finally:
             self.buffered_bytes -= body_bytes
+            self.requests -= is_counted
+
+    async def _is_discarded(self, scope: Scope, receive: Receive, status: int) -> bool:
+        """Read the rest of the body of a rejected request, unless the client waits for permission to send it."""
+        is_expected = status != _BODY_TIMEOUT and "expect" not in Request(scope).headers
+        return is_expected and await _discard(receive)
+
+    def _check_load(self, scope: Scope) -> None:
+        """Reject a request that could not be answered in time, before its body is read."""
+        if scope.get(OVER_LIMIT):
+            message = "too many connections are open"
+            raise ApiError(503, message, "Overloaded", retry_after=self.service.expected_wait())
+        if self.requests >= self.settings.limits.requests:
+            raise self._overloaded("too many requests at the same time")
+        if scope["method"] == "POST":
+            self.service.check_room()
+
+    def _overloaded(self, message: str) -> ApiError:
+        seconds = max(1, math.ceil(self.service.expected_wait()))
+        return ApiError(429, f"{message}; try again in {seconds} s", "Overloaded", retry_after=seconds)
+
+    def _check_host(self, scope: Scope) -> None:
+        """Reject names of other hosts on loopback: a web page could point its own name here (DNS rebinding)."""
+        name = Request(scope).headers.get("host", "")
+        if self.settings.key is None and is_loopback(self.settings.host) and not self._is_allowed(name):
+            message = f"Host is {name[:80]!a}; allowed: localhost, 127.0.0.1 and the names of --allow-host"
+            raise ApiError(403, message, "Unauthorized")
+
+    def _is_allowed(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
+        name = name.strip("[]").lower()
+        return not name or is_loopback(name) or name in self.settings.allowed_hosts
 
     def _check_key(self, scope: Scope) -> None:
         key = self.settings.key
@@ -97,12 +130,7 @@ class RequestMiddleware:
                     if size > limit:
                         raise _body_too_large(limit)
                     if self.buffered_bytes > self.settings.limits.buffered_bytes:
-                        raise ApiError(
-                            429,
-                            "the bodies of all current requests are too large; try again in 1 s",
-                            "Overloaded",
-                            retry_after=1,
-                        )
+                        raise self._overloaded("the bodies of all current requests are too large")
                     chunks.append(chunk)
                     is_complete = not message.get("more_body", False)
         except TimeoutError:
@@ -136,8 +164,11 @@ class _Sender:
             await self.send(message)
 
 
-async def _discard(receive: Receive) -> None:
-    """Read the rest of a body, because the client would lose the response if the connection closed while it sends."""
+async def _discard(receive: Receive) -> bool:
+    """Read the rest of a body, because the client would lose the response if the connection closed while it sends.
+
+    Return whether the whole body was read.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_SECONDS):
             remaining = _DISCARD_BYTES
@@ -145,7 +176,8 @@ async def _discard(receive: Receive) -> None:
                 message = await receive()
                 remaining -= len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
+                    return True
+    return False
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

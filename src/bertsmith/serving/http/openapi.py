@@ -64,15 +64,8 @@ def document_key(app: FastAPI) -> None:
 
 
 router = APIRouter(include_in_schema=False)
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-_STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-article { border-top: 1px solid #8886; padding: 1rem 0; }
-code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
-pre { overflow-x: auto; padding: .75rem; background: #8882; border-radius: .4rem; }
-h2 { font-size: 1.1rem; } td { padding: 0 1rem 0 0; vertical-align: top; }
-"""
+_POLICY = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+_STYLES = "".join(f'<link rel="stylesheet" href="page/{name}.css">' for name in ("base", "page", "docs"))
 
 
 @router.get("/docs", response_class=HTMLResponse)
@@ -80,30 +73,40 @@ async def docs(request: Request) -> HTMLResponse:
     """Return a page with all endpoints, their requests and responses."""
     document = request.app.openapi()
     base_url = escape(str(request.base_url).rstrip("/"))
-    articles = "".join(
-        _endpoint(document, method, path, details, base_url)
-        for path, methods in document["paths"].items()
-        for method, details in methods.items()
+    groups: dict[str, list[str]] = {}
+    links = []
+    for path, methods in document["paths"].items():
+        for method, details in methods.items():
+            groups.setdefault(details["tags"][0], []).append(_endpoint(document, method, path, details, base_url))
+        links.append(f'<li><a href="#{escape(f"{next(iter(methods))} {path}")}">{escape(path)}</a></li>')
+    sections = "".join(
+        f'<section class="group"><h2>{escape(group.replace("_", " "))}</h2>{"".join(articles)}</section>'
+        for group, articles in groups.items()
     )
     title = escape(document["info"]["title"])
     page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><h1>{title}</h1>'
-        f"<p>{escape(document['info'].get('description', ''))} OpenAPI document: "
-        f'<a href="openapi.json">openapi.json</a>.</p>{articles}</html>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title} endpoints</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="page/icon.svg" type="image/svg+xml">{_STYLES}</head><body><header class="top">'
+        f'<h1><img src="page/icon.svg" alt="" width="26" height="26"><a href=".">{title}</a></h1></header><main>'
+        f'<h1>Endpoints</h1><p class="lead">{escape(document["info"].get("description", ""))} For programs: '
+        f'<a href="openapi.json">openapi.json</a>.</p><ul class="endpoints">{"".join(links)}</ul>{sections}'
+        "</main></body></html>"
     )
     return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
 
 
 def _endpoint(document: Schema, method: str, path: str, details: Schema, base_url: str) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(status)}</code><td>{escape(response['description'])}"
+        f"<tr><td><code>{escape(status)}</code></td><td>{escape(response['description'])}</td></tr>"
         for status, response in details["responses"].items()
     )
     text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in details.get("description", "").split("\n\n"))
     return (
-        f"<article><h2><code>{method.upper()} {escape(path)}</code> {escape(details['summary'])}</h2>{text}"
-        f"{_example(document, path, details, base_url)}<table>{rows}</table></article>"
+        f'<article class="panel endpoint" id="{escape(f"{method} {path}")}"><h3><code><b>{method.upper()}</b> '
+        f"{escape(path)}</code> {escape(details['summary'])}</h3>{text}{_example(document, path, details, base_url)}"
+        f'<details><summary>Responses</summary><div class="fields-table"><table>{rows}</table></div></details>'
+        "</article>"
     )
 
 
@@ -116,12 +119,14 @@ def _example(document: Schema, path: str, details: Schema, base_url: str) -> str
     fields = schema["properties"]
     required = {name: fields[name].get("examples", ["…"])[0] for name in schema.get("required", ())}
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_type(field))}<td>{escape(field.get('description', ''))}"
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type(field))}</td>"
+        f"<td>{escape(field.get('description', ''))}</td></tr>"
         for name, field in fields.items()
     )
     return (
         f"<pre>curl {base_url}{escape(path)} -H 'Content-Type: application/json' \\\n"
-        f"  -d '{escape(json.dumps(required, ensure_ascii=False))}'</pre><table>{rows}</table>"
+        f"  -d '{escape(json.dumps(required, ensure_ascii=False))}'</pre>"
+        f'<details><summary>Fields</summary><div class="fields-table"><table>{rows}</table></div></details>'
     )
 
 

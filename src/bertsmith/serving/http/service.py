@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
@@ -37,13 +37,22 @@ class Service:
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "bertsmith-text")
 
     def find(self, name: str | None) -> Scheduler:
-        """Return the scheduler of a model; by default, of the first one."""
-        if name is None:
+        """Return the scheduler of a model; by default, of the first one. A single model may answer to every name."""
+        is_only = len(self.schedulers) == 1 and not self.settings.strict_names
+        if name is None or is_only:
             return next(iter(self.schedulers.values()))
         if name not in self.schedulers:
-            hint = nearest(name, self.schedulers)
-            raise ApiError(404, f"model is {name[:80]!a}, which is not served here; {hint}", "NotFound")
+            raise unknown_model(name, self.schedulers)
         return self.schedulers[name]
+
+    def check_room(self) -> None:
+        """Raise QueueFull if no model accepts a request, before anything is read."""
+        if len(self.schedulers) == 1:
+            next(iter(self.schedulers.values())).check_room()
+
+    def expected_wait(self) -> float:
+        """Return the seconds that a new request would wait, for the busiest model."""
+        return max(scheduler.expected_wait() for scheduler in self.schedulers.values())
 
     async def run_in_thread(self, function: Callable[[], Value], seconds: float) -> Value:
         """Run a function that would block the event loop; raise DeadlineExceeded if it does not end in time.
@@ -54,7 +63,7 @@ class Service:
             async with asyncio.timeout(seconds):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         except TimeoutError:
-            raise DeadlineExceeded("the text of the request was not processed in time") from None
+            raise DeadlineExceeded("the text of the request was not processed in time", self.expected_wait()) from None
 
     async def drain(self) -> None:
         """Finish all accepted requests."""
@@ -62,6 +71,11 @@ class Service:
         for scheduler in self.schedulers.values():
             await scheduler.drain()
         self._threads.shutdown(wait=False)
+
+
+def unknown_model(name: str, names: Iterable[str]) -> ApiError:
+    """Return the error for a model that is not served."""
+    return ApiError(404, f"model is {name[:80]!a}, which is not served here; {nearest(name, names)}", "NotFound")
 
 
 class HttpRequest:
@@ -89,10 +103,11 @@ class HttpRequest:
     def _seconds_left(self) -> float:
         seconds_left = self.settings.times.answer - (time.perf_counter() - self.started_at)
         if seconds_left <= 0:
-            raise DeadlineExceeded(f"the request was not answered within {self.settings.times.answer:g} s")
+            message = f"the request was not answered within {self.settings.times.answer:g} s"
+            raise DeadlineExceeded(message, self.service.expected_wait())
         return seconds_left
 
-    async def _run(self, function: Callable[[], Value]) -> Value:
+    async def run(self, function: Callable[[], Value]) -> Value:
         """Run a function that takes long for a large request, then in a thread."""
         seconds_left = self._seconds_left()
         return function() if self.is_small else await self.service.run_in_thread(function, seconds_left)
@@ -100,7 +115,7 @@ class HttpRequest:
     async def tokenise(self, function: Callable[[], Value]) -> Value:
         """Run a function that tokenises, and record its duration."""
         started_at = time.perf_counter()
-        result = await self._run(function)
+        result = await self.run(function)
         self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - started_at)
         return result
 
@@ -129,7 +144,7 @@ class HttpRequest:
 
     async def respond(self, make: Callable[[], object]) -> Response:
         """Return a value as a JSON response; large ones are built in a thread."""
-        body = await self._run(lambda: to_json(make()))
+        body = await self.run(lambda: to_json(make()))
         self.headers["X-Total-Time"] = _milliseconds(time.perf_counter() - self.started_at)
         return Response(body, media_type="application/json", headers=self.headers)
 

@@ -2,7 +2,15 @@
 
 from typing import Annotated, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 from pydantic_core.core_schema import ListSchema
 
 from bertsmith.serving.requests import Operation
@@ -131,17 +139,23 @@ class DecodeRequest(RequestBody):
 class OpenAIRequest(RequestBody):
     """Embeddings request of OpenAI's clients."""
 
-    input: Annotated[
-        str | Many[str] | Many[int] | Many[Many[int]],
-        Field(
-            description="A text, a list of texts, or their token ids without special tokens.",
-            examples=[["a text", "another"]],
-        ),
-    ]
+    input: Annotated[str | Many[str], Field(description="A text or a list of texts.", examples=[["a text", "another"]])]
     model: ModelName = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Field(ge=1, description="Truncate vectors to this many dimensions.")] = None
     user: Annotated[str | None, Field(description="Ignored.")] = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _reject_ids(cls, value: object) -> object:
+        """Reject token ids, which clients make with OpenAI's tokenizers: they would be other words here."""
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, int | list):
+            raise ValueError(
+                "token ids are not accepted, because clients make them with the tokenizer of another model; send texts "
+                "(LangChain: check_embedding_ctx_length=False), or ids of this model's tokenizer to /embed"
+            )
+        return value
 
 
 class HubParameters(FillParameters):
@@ -462,7 +476,7 @@ class PageModel(BaseModel):
     works: list[Operation]
     task: PageTask | None
     mask: str | None
-    sizes: PageSizes
+    sizes: dict[Operation, PageSizes]
     parameters: int
     layers: int
     heads: int

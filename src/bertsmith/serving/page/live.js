@@ -55,7 +55,7 @@ export class Live {
   }
 
   sizeOf(point) {
-    const size = this.model.sizes.grid?.find(one => one.width === point.width && one.depth === point.depth);
+    const size = Object.values(this.model.sizes)[0].grid?.find(one => one.width === point.width && one.depth === point.depth);
     return size ? size.parameters / this.model.parameters : point.width * point.depth;
   }
 

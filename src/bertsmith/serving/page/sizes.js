@@ -4,11 +4,13 @@ import { make, median, milliseconds, short, signed } from "./dom.js";
 
 export const MIN_RUNS = 9;  // timed runs of a size before its latency is compared
 
+const faster = ratio => (Math.abs(Math.log(ratio)) < 0.05 ? "as fast as the whole model"
+  : ratio > 1 ? `${ratio.toFixed(1)} × faster` : `${(1 / ratio).toFixed(1)} × slower`);
 const share = value => `${+(100 * value).toFixed(1)} %`;
 
 export class Sizes {
-  constructor(panel, model, onChange) {
-    const { sizes } = model;
+  constructor(panel, model, work, onChange) {
+    const sizes = model.sizes[work];
     Object.assign(this, { panel, model, sizes, onChange, seconds: {} });
     this.width = this.depth = 1;
     panel.hidden = sizes.kind === "one";
@@ -25,6 +27,7 @@ export class Sizes {
     this.show();
   }
 
+  get hasOne() { return this.sizes.kind === "one"; }
   get isWhole() { return this.width === 1 && this.depth === 1; }
   get key() { return `${this.width} ${this.depth}`; }
   recorded(width = this.width, depth = this.depth) {
@@ -97,6 +100,12 @@ export class Sizes {
   runs(width, depth) { return this.seconds[`${width} ${depth}`]?.length ?? 0; }
   medianTime(key) { return this.seconds[key]?.length ? median(this.seconds[key]) : null; }
 
+  // Before a text is timed: the latencies measured when the model was made, or nothing to tell yet.
+  recordedSpeed() {
+    const size = this.recorded(), whole = this.recorded(1, 1);
+    return size && whole ? `about ${faster(whole.latency_ms / size.latency_ms)}` : "measuring …";
+  }
+
   // Show cost and score of this size relative to the whole model. `result` has the parameters of the answering network
   // and the comparison of its answer; null keeps the last result.
   showMetrics(result) {
@@ -113,7 +122,7 @@ export class Sizes {
       make("dd", {}, make("b", { textContent: value }), make("span", { textContent: difference })));
     this.metrics.replaceChildren(
       metric("Latency of this text", time === null ? "–" : milliseconds(time),
-        isTimed ? change(time, wholeTime) : this.isWhole ? "" : "measuring …",
+        this.isWhole ? "" : isTimed ? faster(wholeTime / time) : this.recordedSpeed(),
         `Median of ${this.runs(this.width, this.depth)} runs; the difference is relative to the whole model`),
       metric("Parameters", count === null ? "–" : short(count), change(count, parameters)),
       ...(score === undefined ? [] : [metric(`${this.sizes.metric} on dev`, score.toFixed(1),

@@ -6,6 +6,7 @@ import { buildFields, operationName } from "./fields.js";
 import { Maps } from "./maps.js";
 import { explore } from "./service.js";
 import { MIN_RUNS, Sizes } from "./sizes.js";
+import { Snippet } from "./snippet.js";
 import { RENDERERS as SPAN_RENDERERS } from "./texts.js";
 import { vectors } from "./vectors.js";
 
@@ -18,6 +19,7 @@ export class Try {
     this.report = report;
     this.answer = find(".answer");
     this.maps = new Maps(() => this.schedule(0));
+    this.snippet = new Snippet(find(".snippet"));
   }
 
   use(model) {
@@ -29,7 +31,6 @@ export class Try {
     operations.replaceChildren(...model.works.map(work => make("button", { type: "button", "data-work": work,
       textContent: operationName(model, work),
       onclick: () => { this.work = work; this.build(); } })));
-    this.sizes = new Sizes(find(".size-panel"), model, () => this.schedule(SLIDER_DELAY));
     this.maps.reset(model);
     this.build();
   }
@@ -37,6 +38,7 @@ export class Try {
   build() {
     for (const button of find(".operations").children) button.setAttribute("aria-pressed",
       button.dataset.work === this.work);
+    this.sizes = new Sizes(find(".size-panel"), this.model, this.work, () => this.schedule(SLIDER_DELAY));
     this.fields = buildFields(find(".fields"), this.model, this.work, () => this.schedule(TYPING_DELAY));
     this.answer.replaceChildren();
     this.whole = null;
@@ -51,6 +53,7 @@ export class Try {
   schedule(delay) {
     this.stop();
     if (!this.fields) return;
+    this.snippet.show(this.model, this.work, this.fields.inputs, this.sizes);
     if (this.fields.inputs === null) { this.showEmpty(); return; }
     this.timer = setTimeout(() => this.predict(), delay);
   }
@@ -101,7 +104,7 @@ export class Try {
   // A single run is too noisy: while the page is idle, run both sizes alternately until there are enough runs.
   async measure(request, response, signal) {
     const { sizes } = this, pairs = sizes.isWhole ? [[1, 1]] : [[sizes.width, sizes.depth], [1, 1]];
-    if (this.model.sizes.kind === "one") return;
+    if (sizes.hasOne) return;
     let queued = response.queued_seconds;
     while (pairs.some(pair => sizes.runs(...pair) < MIN_RUNS))
       for (const [width, depth] of pairs) {
@@ -128,7 +131,7 @@ export class Try {
     const sequences = response.sequences > 1 ? ` in ${plural(response.sequences, "sequence")}` : "";
     const cut = response.cut ? `; truncated to the maximum length of ${plural(model.length, "token")}` : "";
     // other models show the latency with the size
-    const time = model.sizes.kind === "one" ? ` · ${milliseconds(response.seconds)}` : "";
+    const time = sizes.hasOne ? ` · ${milliseconds(response.seconds)}` : "";
     find(".token-count").textContent = `${plural(response.tokens, "token")}${sequences}${time}${cut}`;
     sizes.showMetrics({ parameters: response.parameters, ...(full ? compare(kind, answer, full) : {}) });
     this.maps.show(response, sequenceNames(model, work, inputs), this.last.sequence);

@@ -148,6 +148,9 @@ class FakeScheduler:
     def check_room(self) -> None:
         return None
 
+    def expected_wait(self) -> float:
+        return 0.0
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
 

@@ -1,5 +1,6 @@
 """The openai and huggingface_hub clients, unmodified, against a service on loopback."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,55 @@ def test_openai_client_embeds(url: str, folders: dict[str, Path]) -> None:
         assert plain.usage.prompt_tokens == plain.usage.total_tokens == sum(counts) + 2 * len(TEXTS)
         short = client.embeddings.create(model="encoder", input=TEXTS[0], dimensions=4)
         assert np.linalg.norm(short.data[0].embedding) == pytest.approx(1, abs=1e-5)
-        ids = bertsmith.load(folders["encoder"]).require_tokenizer().encode_plain(TEXTS)
-        for rows in (ids, ids[0]):
-            vectors = client.embeddings.create(model="encoder", input=rows).data
-            assert np.abs(np.array([one.embedding for one in vectors]) - expected[: len(vectors)]).max() < 1e-5
+        for rows in ([[5, 6], [7]], [5, 6]):  # LangChain's default: ids of OpenAI's tokenizer
+            with pytest.raises(openai.UnprocessableEntityError, match="input: token ids are not accepted"):
+                client.embeddings.create(model="encoder", input=rows)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_single_model_answers_to_every_name_unless_names_are_strict(folders: dict[str, Path], strict: bool) -> None:
+    settings = ServeSettings(strict_names=strict)
+    with (
+        schedulers({"encoder": folders["encoder"]}) as models,
+        serving(models, settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        if strict:
+            with pytest.raises(openai.NotFoundError, match="not served here"):
+                client.embeddings.create(model="text-embedding-3-small", input="a")
+        else:
+            assert client.embeddings.create(model="text-embedding-3-small", input="a").model == "encoder"
+        with pytest.raises(openai.NotFoundError, match="not served here"):
+            client.models.retrieve("text-embedding-3-small")
+
+
+@pytest.fixture(scope="module")
+def only(folders: dict[str, Path]) -> Iterator[tuple[str, np.ndarray]]:
+    """The address of a service of one model for OpenAI's clients, and the vectors of TEXTS."""
+    with schedulers({"encoder": folders["encoder"]}) as models, serving(models) as url:
+        yield f"{url}/v1", _unit(folders["encoder"], TEXTS)
+
+
+def test_langchain_embeds(only: tuple[str, np.ndarray]) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    client = langchain.OpenAIEmbeddings(base_url=only[0], api_key="none", check_embedding_ctx_length=False)
+    assert np.abs(np.array(client.embed_documents(TEXTS)) - only[1]).max() < 1e-5
+    assert np.abs(np.array(client.embed_query(TEXTS[0])) - only[1][0]).max() < 1e-5
+
+
+def test_llama_index_embeds(only: tuple[str, np.ndarray]) -> None:
+    llama_index = pytest.importorskip("llama_index.embeddings.openai_like")
+    client = llama_index.OpenAILikeEmbedding(model_name="any", api_base=only[0], api_key="none")
+    assert np.abs(np.array(client.get_text_embedding_batch(TEXTS)) - only[1]).max() < 1e-5
+
+
+def test_haystack_embeds(only: tuple[str, np.ndarray]) -> None:
+    haystack = pytest.importorskip("haystack")
+    embedders = pytest.importorskip("haystack.components.embedders")
+    key = pytest.importorskip("haystack.utils").Secret.from_token("none")
+    client = embedders.OpenAIDocumentEmbedder(api_base_url=only[0], api_key=key, progress_bar=False)
+    documents = client.run([haystack.Document(content=text) for text in TEXTS])["documents"]
+    assert np.abs(np.array([one.embedding for one in documents]) - only[1]).max() < 1e-5
 
 
 def test_openai_client_lists_models(url: str, folders: dict[str, Path]) -> None:

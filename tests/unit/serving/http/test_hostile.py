@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from bertsmith.serving.settings import Limits, ServeSettings, Times
 from bertsmith.text.tokenizer import Tokenizer
 
 LIMITS = Limits(body_bytes=1_000_000, texts=8, tokens=300, masks=4, requests=4, buffered_bytes=3_000_000)
-SETTINGS = ServeSettings(limits=LIMITS, times=Times(body=0.6, answer=5.0))
+SETTINGS = ServeSettings(limits=LIMITS, times=Times(body=0.6, answer=5.0), strict_names=True)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_deadline_includes_tokenisation(folder: Path, monkeypatch: pytest.Monkey
     encode = Tokenizer._encode
 
     def slow(self: Tokenizer, inputs: Any, **settings: Any) -> Any:
-        time.sleep(1.5 if len(inputs[0]) > 3000 else 0)
+        time.sleep(1.5 if len(inputs[0]) > 300 else 0)
         return encode(self, inputs, **settings)
 
     settings = ServeSettings(times=Times(answer=0.5))
@@ -126,6 +127,9 @@ def test_only_json_is_accepted(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"):
         response = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
         assert 400 <= response.status_code < 500
+    _check_rejected(
+        client.post("/embed_sparse", json={"inputs": "a"}), 404, "'/embed_sparse' is not an endpoint", "/docs"
+    )
     assert client.get("/embed").status_code == 405
     assert client.get("/embed").headers["Allow"] == "POST"
 
@@ -262,6 +266,75 @@ def _read_all(connection: socket.socket) -> bytes:
     return received
 
 
+def test_long_heads_are_rejected(url: str, client: httpx.Client) -> None:
+    value = b"a" * 70_000
+    heads = [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + value + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + value,  # never ends
+        b"GET /" + value + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-Many: 1\r\n" * 8000 + b"\r\n",
+    ]
+    for head in heads:
+        with _connect(url) as connection:
+            connection.sendall(head)
+            assert _read_all(connection).startswith(b"HTTP/1.1 431 ")
+    assert client.get("/health", headers={"X-Long": "a" * 60_000}).status_code == 200
+
+
+def test_idle_connections_give_way_to_new_ones(url: str, client: httpx.Client) -> None:
+    idle = [_connect(url) for _ in range(40)]  # the limit is 4 connections per request, half of them for one address
+    try:
+        with httpx.Client(base_url=url) as other:
+            assert other.get("/health").status_code == 200
+            assert other.post("/embed", json={"inputs": "a"}).status_code == 200
+        assert idle[0].recv(1) == b""  # the oldest was closed
+    except ConnectionResetError:
+        pass
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_probes_are_answered_while_all_connections_are_busy(url: str, client: httpx.Client) -> None:
+    with ExitStack() as stack:
+        for _ in range(8):  # the limit of one address
+            busy = stack.enter_context(_connect(url))
+            busy.sendall(_head("/embed", "Content-Length: 100"))
+        until(lambda: httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 503, 3)
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_requests_without_the_key_are_not_counted(folder: Path) -> None:
+    settings = ServeSettings(key="secret", limits=Limits(requests=2), times=Times(body=3.0))
+    with schedulers({"encoder": folder}) as models, serving(models, settings) as address, ExitStack() as stack:
+        for _ in range(3):
+            slow = stack.enter_context(_connect(address))
+            slow.sendall(_head("/embed", "Content-Length: 100"))
+        headers = {"Authorization": "Bearer secret"}
+        assert httpx.post(f"{address}/embed", json={"inputs": "a"}, headers=headers).status_code == 200
+
+
+def test_names_of_other_hosts_are_rejected_on_loopback(url: str, folder: Path, client: httpx.Client) -> None:
+    for name in ("example.org", "127.example.org", "localhost.example.org:80", "10.0.0.1", "[::2]:80"):
+        response = client.get("/health", headers={"Host": name})
+        _check_rejected(response, 403, "Host is", "--allow-host")
+    for name in ("localhost", "LOCALHOST:80", "127.0.0.1:80", "127.1.2.3", "[::1]:80", "[::1]"):
+        assert client.get("/health", headers={"Host": name}).status_code == 200, name
+    for settings in (ServeSettings(allowed_hosts=("example.org",)), ServeSettings(key="secret")):
+        with schedulers({"encoder": folder}) as models, serving(models, settings) as address:
+            assert httpx.get(f"{address}/health", headers={"Host": "example.org:80"}).status_code == 200
+
+
+def test_rejected_requests_keep_their_connection(url: str) -> None:
+    with httpx.Client(base_url=url) as client, ExitStack() as stack:
+        for _ in range(LIMITS.requests):
+            busy = stack.enter_context(_connect(url))
+            busy.sendall(_head("/embed", "Content-Length: 100"))
+        until(lambda: client.post("/embed", json={"inputs": "a"}).status_code == 429, 3)
+        rejected = client.post("/embed", json={"inputs": "a"})
+        assert (rejected.status_code, rejected.headers.get("Connection")) == (429, None)
+
+
 def test_slow_body_times_out(url: str, client: httpx.Client) -> None:
     started_at = time.monotonic()
     with _connect(url) as connection:
@@ -279,13 +352,13 @@ def test_slow_body_times_out(url: str, client: httpx.Client) -> None:
 def test_slow_header_times_out(url: str, client: httpx.Client) -> None:
     started_at = time.monotonic()
     connections = [_connect(url) for _ in range(3)]
-    connections[0].sendall(b"POST /embed HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+    connections[0].sendall(b"POST /embed HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
     connections[1].sendall(b"P")
     for connection in connections:
         with connection:
             assert _read_all(connection) == b""
     with _connect(url) as connection:  # the second request of a connection as well
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         until(lambda: connection.recv(65_536, socket.MSG_PEEK))
         connection.sendall(b"GET /hea")
         assert _read_all(connection).count(b"HTTP/1.1 ") == 1

@@ -1,0 +1,158 @@
+"""HTTP connections of the server: limits on their number, on request heads, and on the time for a head to arrive."""
+
+import asyncio
+from collections import defaultdict
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 65_536
+RESERVED = 64
+"""Connections over the limit, on which only probes such as /health are answered."""
+OVER_LIMIT = "bertsmith.is_over_limit"
+"""Key of the ASGI scope: whether the connection is over the limit."""
+_HEAD_TOO_LONG = f"the head of the request is longer than {MAX_HEAD_BYTES} bytes"
+
+
+class Connections:
+    """The open connections. If there are too many, in total or of one address, the oldest idle one is closed.
+
+    A connection is idle while no complete head of a request has arrived, so clients that open connections and send
+    nothing, or send slowly, displace each other and not the requests of other clients.
+    """
+
+    def __init__(self, limit: int, per_address: int) -> None:
+        self.limit, self.per_address = limit, per_address
+        self._count = 0
+        self._count_by_address: defaultdict[str, int] = defaultdict(int)
+        self._idle: defaultdict[str | None, dict[Connection, None]] = defaultdict(dict)  # None: of all addresses
+
+    def add(self, connection: "Connection") -> bool:
+        """Add a new connection and make room for it; return False if every other one is busy."""
+        address = connection.address
+        self._count += 1
+        self._count_by_address[address] += 1
+        has_room = self._close_oldest(address) if self._count_by_address[address] > self.per_address else True
+        has_room = self._close_oldest(None) and has_room if self._count > self.limit else has_room
+        self.set_idle(connection, True)
+        return has_room
+
+    def remove(self, connection: "Connection") -> None:
+        """Remove a closed connection."""
+        self.set_idle(connection, False)
+        self._count -= 1
+        self._count_by_address[connection.address] -= 1
+        if not self._count_by_address[connection.address]:
+            del self._count_by_address[connection.address]
+
+    def set_idle(self, connection: "Connection", is_idle: bool) -> None:
+        """Record whether a connection waits for a request."""
+        for key in (connection.address, None):
+            if is_idle:
+                self._idle[key].setdefault(connection)  # keeps its age
+            else:
+                self._idle[key].pop(connection, None)
+            if not self._idle[key]:
+                del self._idle[key]
+
+    def has_reserve(self) -> bool:
+        """Whether one more connection over the limit may stay open."""
+        return self._count <= self.limit + RESERVED
+
+    def _close_oldest(self, address: str | None) -> bool:
+        """Close the oldest idle connection, of an address or of all; return False if there is none."""
+        connection = next(iter(self._idle.get(address, ())), None)
+        if connection is None:
+            return False
+        self.set_idle(connection, False)
+        connection.transport.abort()
+        return True
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with the limits; `head_seconds` and `open_connections` are set by `connection_class`."""
+
+    head_seconds: float
+    open_connections: Connections
+    address = ""
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _is_over_limit = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._is_over_limit = not self.open_connections.add(self)
+        if self._is_over_limit and not self.open_connections.has_reserve():
+            transport.abort()
+        self._update()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self.open_connections.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._head_bytes += len(data)  # reset by a complete head
+        super().data_received(data)
+        if self._is_idle and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(_HEAD_TOO_LONG)
+        self._update()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, object], self.scope)[OVER_LIMIT] = self._is_over_limit
+
+    def on_headers_complete(self) -> None:
+        separators = len(b": \r\n")
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) + separators for name, value in self.headers)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError(_HEAD_TOO_LONG)  # the parser reports it, and `send_400_response` follows
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject a malformed request, or one with too long a head."""
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            super().send_400_response(msg)
+            return
+        body = f'{{"error": "{_HEAD_TOO_LONG}", "error_type": "TooLarge"}}'
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(f"HTTP/1.1 431 Request Header Fields Too Large\r\n{head}{body}".encode())
+        self.transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _update(self) -> None:
+        """Start or stop the time for the next head; uvicorn has a timer for idle connections after a response."""
+        if self.transport.is_closing():
+            return
+        self.open_connections.set_idle(self, self._is_idle)
+        if not self._is_idle or self.timeout_keep_alive_task is not None:
+            self._cancel_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.head_seconds, self._close)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
+        self._timer = None
+        if self._is_idle:
+            self.transport.close()
+
+
+def connection_class(head_seconds: float, limit: int) -> type[Connection]:
+    """Return the protocol of a server; one address may have half of all connections."""
+    connections = Connections(limit, max(1, limit // 2))
+    return type("Connection", (Connection,), {"head_seconds": head_seconds, "open_connections": connections})

@@ -1,14 +1,14 @@
 """HTTP connections of the server: limits on their number, on request heads, and on the time for a head to arrive."""
 
 import asyncio
+import time
 from collections import defaultdict
 from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 65_536
-RESERVED = 64
-"""Connections over the limit, on which only probes such as /health are answered."""
+_MIN_IDLE = 1.0  # seconds; the request of a newer connection may be in transit
 OVER_LIMIT = "bertsmith.is_over_limit"
 """Key of the ASGI scope: whether the connection is over the limit."""
 _HEAD_TOO_LONG = f"the head of the request is longer than {MAX_HEAD_BYTES} bytes"
@@ -18,17 +18,19 @@ class Connections:
     """The open connections. If there are too many, in total or of one address, the oldest idle one is closed.
 
     A connection is idle while no complete head of a request has arrived, so clients that open connections and send
-    nothing, or send slowly, displace each other and not the requests of other clients.
+    nothing, or send slowly, displace each other and not the requests of other clients. If none is idle, a connection
+    over the limit stays open for probes such as /health and for refusals; twice the limit is never exceeded.
     """
 
     def __init__(self, limit: int, per_address: int) -> None:
         self.limit, self.per_address = limit, per_address
         self._count = 0
         self._count_by_address: defaultdict[str, int] = defaultdict(int)
-        self._idle: defaultdict[str | None, dict[Connection, None]] = defaultdict(dict)  # None: of all addresses
+        # the time since when each is idle, oldest first, by address; None: of all addresses
+        self._idle: defaultdict[str | None, dict[Connection, float]] = defaultdict(dict)
 
     def add(self, connection: "Connection") -> bool:
-        """Add a new connection and make room for it; return False if every other one is busy."""
+        """Add a new connection and make room for it; return False if no other one is idle."""
         address = connection.address
         self._count += 1
         self._count_by_address[address] += 1
@@ -49,20 +51,24 @@ class Connections:
         """Record whether a connection waits for a request."""
         for key in (connection.address, None):
             if is_idle:
-                self._idle[key].setdefault(connection)  # keeps its age
+                self._idle[key].setdefault(connection, time.monotonic())
             else:
                 self._idle[key].pop(connection, None)
             if not self._idle[key]:
                 del self._idle[key]
 
+    def has_room(self, address: str) -> bool:
+        """Whether the limits are kept."""
+        return self._count <= self.limit and self._count_by_address[address] <= self.per_address
+
     def has_reserve(self) -> bool:
-        """Whether one more connection over the limit may stay open."""
-        return self._count <= self.limit + RESERVED
+        """Whether a connection over the limit may stay open."""
+        return self._count <= 2 * self.limit
 
     def _close_oldest(self, address: str | None) -> bool:
         """Close the oldest idle connection, of an address or of all; return False if there is none."""
-        connection = next(iter(self._idle.get(address, ())), None)
-        if connection is None:
+        connection, idle_since = next(iter(self._idle.get(address, {}).items()), (None, 0.0))
+        if connection is None or time.monotonic() - idle_since < _MIN_IDLE:
             return False
         self.set_idle(connection, False)
         connection.transport.abort()
@@ -103,6 +109,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_over_limit = self._is_over_limit and not self.open_connections.has_room(self.address)
         cast(dict[str, object], self.scope)[OVER_LIMIT] = self._is_over_limit
 
     def on_headers_complete(self) -> None:

@@ -23,7 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bertsmith.errors import InputError
-from bertsmith.serving.connections import RESERVED, connection_class
+from bertsmith.serving.connections import connection_class
 from bertsmith.serving.http.service import Service
 from bertsmith.serving.repeated_logs import limit_repeated_logs
 from bertsmith.serving.settings import ServeSettings
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
         self.stops_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        _allow_files(self.max_connections + RESERVED + _OTHER_FILES)
+        _allow_files(2 * self.max_connections + _OTHER_FILES)
         limit_repeated_logs(_LOGGERS)
         await super().startup(sockets)
         self.ready()

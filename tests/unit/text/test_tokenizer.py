@@ -236,7 +236,7 @@ def test_threads_with_different_lengths_are_independent(folder):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", "{", "is not a usable tokenizer.json"),
+        ("tokenizer.json", "{", "is not valid JSON"),
         ("tokenizer.json", "{}", "is not a usable tokenizer.json"),
         ("tokenizer.json", '{"model": {"type": "Strange"}}', "is not a usable tokenizer.json"),
         ("vocab.txt", "a\nb\n", r"lacks \[UNK\], \[CLS\], \[SEP\]"),

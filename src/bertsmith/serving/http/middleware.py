@@ -48,14 +48,17 @@ class RequestMiddleware:
         try:
             self._check_host(scope)
             self._check_key(scope)
-            if scope["path"] not in _UNLIMITED_PATHS:
+            is_limited = scope["path"] not in _UNLIMITED_PATHS
+            if is_limited:
                 self._check_load(scope)
-                is_counted = True
-                self.requests += 1
             body = await self._read_body(scope, receive)
             if body is None:  # the client disconnected
                 return
             body_bytes, is_read = len(body), True
+            if is_limited:  # not before, so that slow bodies keep nobody out
+                self._check_requests()
+                is_counted = True
+                self.requests += 1
             await self.app(scope, _replay(body, receive), sender)
         except Exception as error:
             if sender.status is not None:
@@ -79,10 +82,13 @@ class RequestMiddleware:
         if scope.get(OVER_LIMIT):
             message = "too many connections are open"
             raise ApiError(503, message, "Overloaded", retry_after=self.service.expected_wait())
-        if self.requests >= self.settings.limits.requests:
-            raise self._overloaded("too many requests at the same time")
+        self._check_requests()
         if scope["method"] == "POST":
             self.service.check_room()
+
+    def _check_requests(self) -> None:
+        if self.requests >= self.settings.limits.requests:
+            raise self._overloaded("too many requests at the same time")
 
     def _overloaded(self, message: str) -> ApiError:
         seconds = max(1, math.ceil(self.service.expected_wait()))

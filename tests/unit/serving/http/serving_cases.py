@@ -131,6 +131,7 @@ class FakeScheduler:
 
     def __init__(self, served: ServedModel, does: Any = None) -> None:
         self.served, self.does = served, does
+        self.waits = 0.0
 
     async def submit(
         self,
@@ -149,7 +150,7 @@ class FakeScheduler:
         return None
 
     def expected_wait(self) -> float:
-        return 0.0
+        return self.waits
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)

@@ -1,10 +1,13 @@
 """Hostile clients: invalid bodies, limits, slow and broken connections."""
 
+import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -281,18 +284,14 @@ def test_long_heads_are_rejected(url: str, client: httpx.Client) -> None:
     assert client.get("/health", headers={"X-Long": "a" * 60_000}).status_code == 200
 
 
-def test_idle_connections_give_way_to_new_ones(url: str, client: httpx.Client) -> None:
-    idle = [_connect(url) for _ in range(40)]  # the limit is 4 connections per request, half of them for one address
-    try:
+def test_idle_connections_give_way_to_new_ones(url: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertsmith.serving.connections._MIN_IDLE", 0.0)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(_connect(url)) for _ in range(12)]  # the limit of one address is 8
         with httpx.Client(base_url=url) as other:
-            assert other.get("/health").status_code == 200
             assert other.post("/embed", json={"inputs": "a"}).status_code == 200
-        assert idle[0].recv(1) == b""  # the oldest was closed
-    except ConnectionResetError:
-        pass
-    finally:
-        for connection in idle:
-            connection.close()
+        with suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""  # the oldest was closed
 
 
 def test_probes_are_answered_while_all_connections_are_busy(url: str, client: httpx.Client) -> None:
@@ -323,16 +322,6 @@ def test_names_of_other_hosts_are_rejected_on_loopback(url: str, folder: Path, c
     for settings in (ServeSettings(allowed_hosts=("example.org",)), ServeSettings(key="secret")):
         with schedulers({"encoder": folder}) as models, serving(models, settings) as address:
             assert httpx.get(f"{address}/health", headers={"Host": "example.org:80"}).status_code == 200
-
-
-def test_rejected_requests_keep_their_connection(url: str) -> None:
-    with httpx.Client(base_url=url) as client, ExitStack() as stack:
-        for _ in range(LIMITS.requests):
-            busy = stack.enter_context(_connect(url))
-            busy.sendall(_head("/embed", "Content-Length: 100"))
-        until(lambda: client.post("/embed", json={"inputs": "a"}).status_code == 429, 3)
-        rejected = client.post("/embed", json={"inputs": "a"})
-        assert (rejected.status_code, rejected.headers.get("Connection")) == (429, None)
 
 
 def test_slow_body_times_out(url: str, client: httpx.Client) -> None:
@@ -381,23 +370,35 @@ def _gauge(client: httpx.Client, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def test_concurrent_requests_are_limited(url: str, client: httpx.Client) -> None:
-    connections = [_connect(url) for _ in range(LIMITS.requests)]
-    try:
-        for connection in connections:
-            connection.sendall(_head("/embed", "Content-Length: 100"))  # waits for the body
-        responses: list[Any] = []
-        until(
-            lambda: responses.append(client.post("/embed", json={"inputs": "a"})) or responses[-1].status_code == 429, 3
-        )
-        _check_rejected(responses[-1], 429, "too many requests")
-        assert responses[-1].headers["Retry-After"] == "1"
+def test_concurrent_requests_are_limited(served: ServedModel) -> None:
+    release = threading.Event()
+    scheduler = FakeScheduler(served, lambda *_: _wait(release, RequestResult([np.ones(4)], None, 0.0, 0.0)))
+    settings = ServeSettings(limits=Limits(requests=2))
+    with (
+        serving({"encoder": scheduler}, settings) as address,
+        httpx.Client(base_url=address, timeout=20) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        slow = _connect(address)  # a body that does not arrive takes no place
+        slow.sendall(_head("/embed", "Content-Length: 100"))
+        running = [pool.submit(httpx.post, f"{address}/embed", json={"inputs": "a"}, timeout=20) for _ in range(2)]
+        until(lambda: client.post("/predict", json={"inputs": "a"}).status_code == 429, 5)
+        scheduler.waits = 3.4
+        rejected = client.post("/embed", json={"inputs": "a"})
+        _check_rejected(rejected, 429, "too many requests", "try again in 4 s")
+        assert (rejected.headers["Retry-After"], rejected.headers.get("Connection")) == ("4", None)  # stays open
         assert client.get("/health").status_code == 200
         assert 'requests_total{endpoint="/embed",status="429"}' in client.get("/metrics").text
-    finally:
-        for connection in connections:
-            connection.close()
-    until(lambda: client.post("/embed", json={"inputs": "a"}).status_code == 200)
+        release.set()
+        assert [one.result().status_code for one in running] == [200, 200]
+        slow.close()
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+
+
+async def _wait(release: threading.Event, result: RequestResult) -> RequestResult:
+    while not release.is_set():
+        await asyncio.sleep(0.01)
+    return result
 
 
 def test_bytes_in_memory_are_limited(folder: Path) -> None:

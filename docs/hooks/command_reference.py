@@ -18,7 +18,7 @@ _TYPES = {str: "text", Path: "path", int: "whole number", float: "number", bool:
 _API_GROUPS = {
     "Models": ("load", "save", "build", "preset", "extract", "convert", "factorise", "export", "Model", "Subnet"),
     "Text and data": ("Tokenizer", "SequenceLayout", "tokenizer", "corpus", "pairs"),
-    "Training": ("pretrain", "compare", "finetune"),
+    "Training": ("pretrain", "compare", "finetune", "reproduce"),
     "Using fine-tuned models": ("Predictor", "evaluate", "predict", "GenerationConfig"),
     "Smaller and faster": ("shrink", "fit"),
     "Inspecting and serving": ("inspect", "verify", "serve"),

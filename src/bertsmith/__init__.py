@@ -33,6 +33,7 @@ _MODULES = {
     "predict": "bertsmith.runs.predict",
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.runs.pretrain",
+    "reproduce": "bertsmith.runs.reproduce",
     "save": "bertsmith.checkpoint.store",
     "serve": "bertsmith.runs.serve",
     "shrink": "bertsmith.runs.shrink",
@@ -65,6 +66,7 @@ __all__ = [
     "predict",
     "preset",
     "pretrain",
+    "reproduce",
     "save",
     "serve",
     "shrink",
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from bertsmith.runs.pairs import pairs
     from bertsmith.runs.predict import predict
     from bertsmith.runs.pretrain import pretrain
+    from bertsmith.runs.reproduce import reproduce
     from bertsmith.runs.serve import serve
     from bertsmith.runs.shrink import shrink
     from bertsmith.runs.tokenizer import tokenizer

@@ -16,6 +16,7 @@ COMMANDS = {
     "pairs": ("bertsmith.runs.pairs:pairs", "Make pairs of related texts to train text embeddings."),
     "pretrain": ("bertsmith.runs.pretrain:pretrain", "Pre-train an encoder on a corpus."),
     "compare": ("bertsmith.runs.compare:compare", "Pre-train several recipes with the same budget and compare them."),
+    "reproduce": ("bertsmith.runs.reproduce:reproduce", "Run tables of experiments and decide their claims."),
     "finetune": ("bertsmith.runs.finetune:finetune", "Fine-tune a model for a task."),
     "fit": ("bertsmith.runs.fit:fit", "Find the best model within a latency and memory budget on this machine."),
     "evaluate": ("bertsmith.runs.evaluate:evaluate", "Score a fine-tuned model on a task."),

@@ -29,6 +29,7 @@ LAYERS: dict[str, str] = {
     "training": "the loop: trainer, step, optimizer, schedule, checkpoints",
     "recipes": "published hyper-parameters by name",
     "shrinking": "elastic training, pruning, exits, vocabulary, fit to a budget",
+    "reproduction": "experiments as data: tables of runs, claims, statistics and verdicts",
     "report": "pages for people: templates and charts",
     "hf": "our models as classes of transformers",
     "serving": "the HTTP service",

@@ -173,28 +173,66 @@ def scatter_chart(values: Sequence[Point], *, x_label: str, y_label: str, height
     return _figure(elements, height, f"{y_label} by {x_label}, {len(points)} examples")
 
 
-def strip_chart(rows: Sequence[tuple[str, Sequence[float]]], *, x_label: str) -> Markup:
+@dataclass(frozen=True)
+class IntervalBar:
+    """An estimate with its confidence interval; `colour` is the index of a series."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    colour: int = 0
+
+
+def interval_chart(bars: Sequence[IntervalBar], *, x_label: str) -> Markup:
+    """Draw one confidence interval per line, with a dashed line at 0."""
+    if not bars:
+        return _empty(f"No values of {x_label} yet.")
+    step, height = 46, 46 * len(bars)
+    ends = [end for bar in bars for end in (bar.low, bar.high, bar.mean)]
+    plane = Plane(nice_ticks(*_widen(min(0.0, *ends), max(0.0, *ends)), count=5, covers=True), (0.0, 1.0), height)
+    elements = _strip_axis(plane, x_label)
+    elements.append(f'<line class="reference" x1="{plane.x(0)}%" x2="{plane.x(0)}%" y1="0" y2="{height}"/>')
+    for number, bar in enumerate(bars):
+        middle, colour = number * step + step / 2 + 8, series_colour(bar.colour)
+        text = f"{bar.name}: {bar.mean:+.3g} ({bar.low:+.3g} to {bar.high:+.3g})"
+        elements.append(f'<text class="label" x="0" y="{number * step + 16}">{escape(text)}</text>')
+        elements.append(
+            f'<line class="interval" style="stroke:{colour}" x1="{plane.x(bar.low)}%" x2="{plane.x(bar.high)}%" '
+            f'y1="{middle}" y2="{middle}"/>'
+            f'<circle cx="{plane.x(bar.mean)}%" cy="{middle}" r="5" style="fill:{colour}"/>'
+        )
+    return _figure(elements, height, f"{x_label}: {len(bars)} intervals", style=" strip")
+
+
+def _strip_axis(plane: Plane, x_label: str) -> list[str]:
+    """Return the vertical rules and the labels of a chart that has one line per row."""
+    elements = []
+    for x in plane.x_ticks:
+        elements.append(
+            f'<line class="rule" x1="{plane.x(x)}%" x2="{plane.x(x)}%" y1="0" y2="{plane.height}"/>'
+            f'<text x="{plane.x(x)}%" y="{plane.height}" dy="19" text-anchor="middle">{short_number(x)}</text>'
+        )
+    elements.append(f'<text x="100%" y="{plane.height}" dy="38" text-anchor="end">{escape(x_label)}</text>')
+    return elements
+
+
+def strip_chart(rows: Sequence[tuple[str, Sequence[float]]], *, x_label: str, digits: int = 2) -> Markup:
     """Draw a line of points per row (its name and values), with the mean as a bar."""
     values = [value for _, row in rows for value in row]
     step, height = 52, 52 * len(rows)
     plane = Plane(nice_ticks(*_widen(min(values), max(values)), count=5, covers=True), (0.0, 1.0), height)
-    elements = []
-    for x in plane.x_ticks:
-        elements.append(
-            f'<line class="rule" x1="{plane.x(x)}%" x2="{plane.x(x)}%" y1="0" y2="{height}"/>'
-            f'<text x="{plane.x(x)}%" y="{height}" dy="19" text-anchor="middle">{short_number(x)}</text>'
-        )
+    elements = _strip_axis(plane, x_label)
     for number, (name, row) in enumerate(rows):
         middle, mean = number * step + step / 2 + 8, fmean(row)
-        spread = f" ± {stdev(row):.2f}" if len(row) > 1 else ""
-        elements.append(f'<text class="label" x="0" y="{number * step + 16}">{escape(name)}: {mean:.2f}{spread}</text>')
+        text = f"{name}: {mean:.{digits}f}" + (f" ± {stdev(row):.{digits}f}" if len(row) > 1 else "")
+        elements.append(f'<text class="label" x="0" y="{number * step + 16}">{escape(text)}</text>')
         elements += [
             f'<circle class="run" cx="{plane.x(value)}%" cy="{middle}" r="6"><title>{value:.3f}</title></circle>'
             for value in row
         ]
         x = plane.x(mean)
         elements.append(f'<line class="mean" x1="{x}%" x2="{x}%" y1="{middle - 11}" y2="{middle + 11}"/>')
-    elements.append(f'<text x="100%" y="{height}" dy="38" text-anchor="end">{escape(x_label)}</text>')
     return _figure(elements, height, f"{x_label} of {len(values)} runs", style=" strip")
 
 

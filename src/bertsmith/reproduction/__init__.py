@@ -1,0 +1,1 @@
+"""Experiments as data: tables of runs with claims, their statistics and verdicts."""

@@ -179,9 +179,7 @@ def _figures_markdown(evaluation: TableEvaluation) -> list[str]:
 
 def _cells(evaluation: TableEvaluation, row: str) -> list[str]:
     table = evaluation.table
-    measured = [
-        format_cell(evaluation.cells[name].get(row), metric.digits) for name, metric in table.metrics.items()
-    ]
+    measured = [format_cell(evaluation.cells[name].get(row), metric.digits) for name, metric in table.metrics.items()]
     return [*_published_cells(table, row, _published_headings(table)), *measured]
 
 

@@ -13,8 +13,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bertsmith.reproduction.statistics import (
+    UNEQUAL_SPREAD,
     Interval,
     Values,
+    cochran_test,
     dunnett_factor,
     fit_blocks,
     kendall_tau,
@@ -268,14 +270,14 @@ def compare_pairs(
 ) -> tuple[tuple[Comparison, ...], str]:
     """Return the simultaneous comparisons first − second − margin, and a note on the intervals.
 
-    The residual spread is pooled over all rows, unless the Brown-Forsythe test rejects one common spread. Rows of
-    exact metrics are compared without an interval.
+    The residual spread is pooled over all rows, unless Cochran's test rejects one common spread. Rows of exact metrics
+    are compared without an interval.
     """
     turned = _turned(values, metric)
     fit, note = fit_blocks(turned), ""
     if metric.exact:
         differences = [fit.difference(first, second, 0.0) for first, second in pairs]
-    elif fit.has_equal_spread:
+    elif cochran_test(turned) >= UNEQUAL_SPREAD:
         find_factor = dunnett_factor if shares_reference else sidak_factor
         factor = find_factor(len(pairs), fit.degrees)
         differences = [fit.difference(first, second, factor) for first, second in pairs]

@@ -98,7 +98,9 @@ class TableEvaluation:
                 row: {
                     "label": table.label(row),
                     "published": table.rows[row].published,
-                    "measured": {metric: _cell_json(cells[row]) for metric, cells in self.cells.items() if row in cells},
+                    "measured": {
+                        metric: _cell_json(cells[row]) for metric, cells in self.cells.items() if row in cells
+                    },
                 }
                 for row in table.rows
             },

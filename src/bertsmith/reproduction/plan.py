@@ -89,7 +89,7 @@ class Plan:
     def keys_of(self, table: str) -> set[str]:
         """Return the keys of all runs of a table, those that its runs read included."""
         keys = {key for (name, *_), key in self._cells.items() if name == table}
-        return keys | {need for key in keys for need in self.ancestors(key)}
+        return keys.union(*(self.ancestors(key) for key in keys))
 
     def ancestors(self, key: str) -> set[str]:
         """Return the keys of all runs that a run depends on."""
@@ -157,7 +157,9 @@ def _matching(entries: Iterable[Mapping[str, Any]], conditions: str) -> Any:
     """Return the first entry of a list whose fields have the given values, or the entry with a given number."""
     if conditions.lstrip("-").isdigit():
         return list(entries)[int(conditions)]
-    wanted = {name.strip(): json.loads(value) for name, _, value in (one.partition("=") for one in conditions.split(","))}
+    wanted = {
+        name.strip(): json.loads(value) for name, _, value in (one.partition("=") for one in conditions.split(","))
+    }
     return next(entry for entry in entries if all(entry.get(name) == value for name, value in wanted.items()))
 
 

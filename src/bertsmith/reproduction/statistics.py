@@ -17,7 +17,7 @@ Values = Mapping[str, Mapping[int, float]]
 """One metric: its value by row and seed."""
 LEVEL = 0.95
 UNEQUAL_SPREAD = 0.05
-"""p-value of the Brown-Forsythe test below which rows do not share one standard deviation."""
+"""p-value of Cochran's test below which rows do not share one standard deviation."""
 OPTIMUM_DRAWS = 10_000
 
 
@@ -51,7 +51,6 @@ class BlockFit:
     """(rows, rows): covariance of the effects for a residual variance of 1."""
     residual_std: float
     degrees: int
-    residuals: Mapping[str, np.ndarray]
 
     def difference(self, row: str, other: str, factor: float | None) -> Interval:
         """Return row − other; `factor` multiplies the standard error."""
@@ -60,11 +59,6 @@ class BlockFit:
         contrast[self.rows.index(other)] -= 1
         error = self.residual_std * math.sqrt(max(0.0, float(contrast @ self.covariance @ contrast)))
         return Interval.around(float(contrast @ self.effects), error, factor)
-
-    @property
-    def has_equal_spread(self) -> bool:
-        """Whether rows may share one standard deviation (Brown-Forsythe test on the residuals)."""
-        return brown_forsythe(list(self.residuals.values())) >= UNEQUAL_SPREAD
 
 
 def fit_blocks(values: Values) -> BlockFit:
@@ -80,14 +74,12 @@ def fit_blocks(values: Values) -> BlockFit:
     solution = inverse @ design.T @ observed
     residuals = observed - design @ solution
     degrees = len(cells) - int(np.linalg.matrix_rank(design))
-    by_row = np.array([row_index for row_index, _, _ in cells])
     return BlockFit(
         rows=rows,
         effects=solution[: len(rows)],
         covariance=inverse[: len(rows), : len(rows)],
         residual_std=math.sqrt(float(residuals @ residuals) / degrees) if degrees else 0.0,
         degrees=degrees,
-        residuals={row: residuals[by_row == index] for index, row in enumerate(rows)},
     )
 
 
@@ -114,7 +106,7 @@ def dunnett_factor(comparisons: int, degrees: int, level: float = LEVEL) -> floa
     """
     if degrees < 1:
         return None
-    nodes, weights = np.polynomial.legendre.leggauss(160)
+    nodes, weights = _legendre(160)
     top = math.sqrt(1 + 9 * math.sqrt(2 / degrees) + 40 / degrees)
     scales = (nodes + 1) * top / 2
     density = np.exp((degrees - 1) * np.log(scales) - degrees * scales**2 / 2)
@@ -136,26 +128,37 @@ def sidak_factor(comparisons: int, degrees: int, level: float = LEVEL) -> float 
     return dunnett_factor(1, degrees, level ** (1 / comparisons))
 
 
-def brown_forsythe(samples: Sequence[np.ndarray]) -> float:
-    """Return the p-value of equal variances: an F test on absolute deviations from the medians."""
-    deviations = [np.abs(sample - np.median(sample)) for sample in samples if len(sample) > 1]
-    total = sum(map(len, deviations))
-    between, within = len(deviations) - 1, total - len(deviations)
-    if between < 1 or within < 1:
+def cochran_test(values: Values) -> float:
+    """Return the p-value of one row with a larger variance than the others (Cochran's C, Bonferroni bound).
+
+    Seed effects are medians over rows, so that the noise of one row does not enter the others.
+    """
+    rows = {row: np.array(list(seeds.values())) for row, seeds in values.items() if len(seeds) > 1}
+    if len(rows) < 3:
+        return 1.0  # two rows cannot tell whose noise their difference is
+    levels = {row: float(np.median(row_values)) for row, row_values in rows.items()}
+    seeds = {seed for row in rows for seed in values[row]}
+    effects = {
+        seed: float(np.median([values[row][seed] - levels[row] for row in rows if seed in values[row]]))
+        for seed in seeds
+    }
+    residuals = [np.array([value - effects[seed] for seed, value in values[row].items()]) for row in rows]
+    variances = np.array([np.var(row, ddof=1) for row in residuals])
+    if not variances.sum():
         return 1.0
-    overall = float(np.concatenate(deviations).mean())
-    explained = sum(len(part) * float(part.mean() - overall) ** 2 for part in deviations) / between
-    unexplained = sum(float(((part - part.mean()) ** 2).sum()) for part in deviations) / within
-    if unexplained == 0:
-        return 1.0 if explained == 0 else 0.0
-    return f_tail(explained / unexplained, between, within)
+    share = float(variances.max() / variances.sum())
+    if share == 1.0:
+        return 0.0
+    count, degrees = len(rows), min(map(len, residuals)) - 1
+    ratio = share * (count - 1) / (1 - share)
+    return min(1.0, count * f_tail(ratio, degrees, (count - 1) * degrees))
 
 
 def f_tail(value: float, numerator: int, denominator: int) -> float:
     """Return P(F > value) of the F distribution."""
     # with x = sin²θ the incomplete beta integral has a smooth integrand
     share = denominator / (denominator + numerator * value)
-    nodes, weights = np.polynomial.legendre.leggauss(400)
+    nodes, weights = _legendre(160)
 
     def integral(end: float) -> float:
         angles = (nodes + 1) * end / 2
@@ -198,6 +201,12 @@ def optimum_share(values: Values, rows: Sequence[str], best: str) -> float:
     counts = np.array([len(values[row]) for row in rows])
     noise = np.random.default_rng(0).standard_normal((OPTIMUM_DRAWS, len(rows))) * fit.residual_std / np.sqrt(counts)
     return float(np.mean((fit.effects + noise).argmax(axis=1) == list(rows).index(best)))
+
+
+@cache
+def _legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the nodes and weights of Gauss-Legendre quadrature on [-1, 1]."""
+    return np.polynomial.legendre.leggauss(count)
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

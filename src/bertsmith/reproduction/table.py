@@ -1,6 +1,7 @@
 """A table as data: rows, runs, metrics, gates and claims, read from a TOML file.
 
-A file may name a `base`, whose runs, metrics and row templates it extends, so that tables share their runs.
+A file may name a `base`, whose runs, metrics and row templates it extends, so that tables share their runs. Of the
+base's metrics it has those that it names: an empty table `[metrics.loss]` is enough.
 """
 
 from collections.abc import Mapping
@@ -22,11 +23,16 @@ _MERGED = ("runs", "metrics", "templates", "rows")
 _DATA = files("bertsmith.reproduction")
 
 
+Command = Literal["tokenizer", "corpus", "pretrain", "finetune", "shrink", "convert", "evaluate", "inspect", "measure"]
+
+
 class RunSpec(Record):
     """One run of a row: a command and its settings. "{NAME}" in a setting is the folder of another run of the row,
     "{data}" the folder given by --data."""
 
-    command: Literal["tokenizer", "corpus", "pretrain", "finetune", "shrink", "convert", "evaluate", "inspect", "measure"]
+    command: Literal[
+        "tokenizer", "corpus", "pretrain", "finetune", "shrink", "convert", "evaluate", "inspect", "measure"
+    ]
     settings: Plain = Field(default_factory=dict)
     """The recipe of pretrain, finetune and shrink, or the arguments of the other commands."""
     seed: int | None = None
@@ -162,7 +168,11 @@ def read_table(given: str | Path) -> Table:
     if not is_file and text not in table_names():
         raise InputError(f"table is {text!r}; {nearest(text, table_names())} (or give a .toml file)")
     path = Path(text) if is_file else Path(str(_DATA / "tables" / f"{text}.toml"))
-    return Table.parse({"name": path.stem, **_apply_templates(_read(path), path)}, source=str(given))
+    data = _apply_templates(_read(path), path)
+    # of the base's metrics, a table has those that it names
+    own = read_toml(path).get("metrics", {})
+    data["metrics"] = {name: metric for name, metric in data.get("metrics", {}).items() if name in own}
+    return Table.parse({"name": path.stem, **data}, source=str(given))
 
 
 @cache

@@ -73,8 +73,8 @@ def reproduce(
     names
         Tables of the papers (--list prints them), blocks of them such as block-1, or .toml files.
     out
-        Output folder: runs.jsonl with one line per finished run, runs/ with their folders, and one folder per table with
-        table.md, report.html and result.json. An existing folder is continued.
+        Output folder: runs.jsonl with one line per finished run, runs/ with their folders, and one folder per table
+        with table.md, report.html and result.json. An existing folder is continued.
     data
         Folder that {data} in a table stands for.
     seeds

@@ -54,8 +54,9 @@ def check_table(table: Table, plan: Plan) -> dict[str, int]:
     Raises InputError for the first run whose settings are invalid.
     """
     sizes = {}
-    for key in plan.keys_of(table.name):
-        job = plan.jobs[key]
+    keys = plan.keys_of(table.name)
+    distinct = {job.affinity: job for key, job in reversed(plan.jobs.items()) if key in keys}
+    for job in distinct.values():
         try:
             size = _check_job(job)
         except InputError as error:
@@ -70,11 +71,12 @@ def _check_job(job: Job) -> int | None:
     settings = job.settings
     if job.command == "pretrain":
         recipe = PretrainSettings.parse(resolve_base({**settings, "data": None}), source="settings")
+        if recipe.model.network is not None:  # it has the vocabulary of its corpus
+            return parameters(recipe.model.network)
         return None if recipe.has_folder else parameters(recipe.network(None))
     if job.command == "finetune":
-        task = {"kind": "classification", "columns": ["text"], "label": "label", **settings.get("task", {})}
-        if settings.get("task", {}).get("kind", "classification") != "classification":
-            task = dict(settings["task"])
+        task = settings.get("task", {})
+        task = task if "kind" in task else {**_ANY_TASK, **task}
         kind = TranslationSettings if task["kind"] == "translation" else FinetuneSettings
         kind.parse({**settings, "task": task}, source="settings")
     elif job.command == "shrink":
@@ -95,7 +97,8 @@ def _check_job(job: Job) -> int | None:
     return None
 
 
-_ANY_TASK: Plain = {"kind": "classification", "columns": ["text"], "label": "label"}
+_ANY_TASK: Plain = {"kind": "classification", "text": "text"}
+"""Stands for the task that the columns of the data show."""
 
 
 def _bind(function: Callable[..., object], arguments: Plain) -> None:

@@ -146,17 +146,18 @@ def find_value(result: Any, path: str) -> float:
     for name, conditions in _SELECTOR.findall(path):
         try:
             node = node[name] if name else _matching(node, conditions)
-        except (KeyError, TypeError, StopIteration):
+        except (KeyError, IndexError, TypeError, StopIteration):
             raise InputError(f"result.json has no {path!r} (at {name or conditions!r})") from None
     if isinstance(node, bool) or not isinstance(node, int | float):
         raise InputError(f"{path!r} of result.json is {node!r}; a number is needed")
     return float(node)
 
 
-def _matching(entries: Iterable[Mapping[str, Any]], conditions: str) -> Any:
-    """Return the first entry of a list whose fields have the given values, or the entry with a given number."""
+def _matching(entries: Any, conditions: str) -> Any:
+    """Return the first entry of a list or table whose fields have the given values, or the entry with this number."""
+    entries = list(entries.values()) if isinstance(entries, Mapping) else entries
     if conditions.lstrip("-").isdigit():
-        return list(entries)[int(conditions)]
+        return entries[int(conditions)]
     wanted = {
         name.strip(): json.loads(value) for name, _, value in (one.partition("=") for one in conditions.split(","))
     }

@@ -116,8 +116,8 @@ class Table(Record):
     def _check(self) -> "Table":
         for name, spec in self.metrics.items():
             _known(f"metrics.{name}.run", spec.run, self.runs)
-            for row in spec.rows or ():
-                _known(f"metrics.{name}.rows", row, self.rows)
+            for row_name in spec.rows or ():
+                _known(f"metrics.{name}.rows", row_name, self.rows)
         for name, row in self.rows.items():
             for run in (*row.set, *row.seconds):
                 _known(f"rows.{name}.set", run, self.runs)
@@ -130,12 +130,12 @@ class Table(Record):
         for number, gate in enumerate(self.gates):
             for metric in (gate.metric, *gate.covers):
                 _known(f"gates.{number}.metric", metric, self.metrics)
-            for row in gate.rows:
-                _known(f"gates.{number}.rows", row, self.rows)
+            for row_name in gate.rows:
+                _known(f"gates.{number}.rows", row_name, self.rows)
         for number, claim in enumerate(self.claims):
             _known(f"claims.{number}.metric", claim.metric, self.metrics)
-            for row in claim.rows:
-                _known(f"claims.{number}", row, self.rows_of(claim.metric))
+            for row_name in claim.rows:
+                _known(f"claims.{number}", row_name, self.rows_of(claim.metric))
         return self
 
     def rows_of(self, metric: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.models.cost import parameters
+from bertsmith.models.published import preset
 from bertsmith.recipes import merge_settings, resolve_base
 from bertsmith.reproduction.measurements import MEASUREMENTS
 from bertsmith.reproduction.plan import Job, Plan
@@ -77,7 +78,9 @@ def _check_job(job: Job) -> int | None:
     if job.command == "finetune":
         task = settings.get("task", {})
         task = task if "kind" in task else {**_ANY_TASK, **task}
-        kind = TranslationSettings if task["kind"] == "translation" else FinetuneSettings
+        name = settings.get("model", {}).get("preset")
+        is_pair_model = name is not None and preset(name).decoder is not None
+        kind = TranslationSettings if is_pair_model else FinetuneSettings
         kind.parse({**settings, "task": task}, source="settings")
     elif job.command == "shrink":
         method = settings.get("method", "elastic")
@@ -194,5 +197,9 @@ def sample_data(source: Path, target: Path) -> None:
 
 def _write_rows(target: Path, rows: Sequence[Any]) -> None:
     """Write rows to a file with the compression that its name states, so that paths stay valid."""
-    compress = {".xz": lzma.compress, ".gz": gzip.compress}.get(target.suffix, bytes)
-    target.write_bytes(compress("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    if target.suffix == ".xz":
+        text = lzma.compress(text)
+    elif target.suffix == ".gz":
+        text = gzip.compress(text)
+    target.write_bytes(text)

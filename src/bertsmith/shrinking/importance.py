@@ -1,6 +1,6 @@
 """Importance of heads and neurons: first-order change of the loss if a unit is removed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +36,10 @@ class Importance:
 
     heads: tuple[Tensor, ...]
     neurons: tuple[Tensor, ...]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Importance":
+        """Return the scores with every layer's changed."""
+        return Importance(tuple(map(change, self.heads)), tuple(map(change, self.neurons)))
 
 
 def importance(

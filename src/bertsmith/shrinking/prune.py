@@ -249,7 +249,11 @@ def unit_scores(settings: PruneSettings, context: ShrinkContext, model: Model) -
         return gate_locations(model)
     if settings.prune.by == "magnitude":
         return magnitude(model)
-    return context.importance(model, settings.importance, settings.run.seed)
+    scores = context.importance(model, settings.importance, settings.run.seed)
+    if settings.prune.by == "random":
+        generator = torch.Generator().manual_seed(settings.run.seed)
+        return scores.mapped(lambda layer: torch.rand(layer.shape, generator=generator).to(layer))
+    return scores.mapped(torch.neg) if settings.prune.by == "reversed" else scores
 
 
 def describe_pruned(
@@ -296,7 +300,7 @@ def explain_prune(settings: PruneSettings, selector: Selector, examples: int) ->
     """Describe the cost of every step of pruning."""
     batches, run, cuts = -(-examples // settings.batch.examples), settings.run, schedule(settings.prune)
     facts = {"cuts": f"{len(cuts)}"}
-    if settings.prune.by == "importance":
+    if settings.prune.by in ("importance", "reversed"):
         facts["importance"] = f"measured on {min(examples, settings.importance.examples):,} examples before each cut"
     if settings.prune.by == "l0":
         facts["gate training"] = f"{run.changed(epochs=settings.gate_epochs).steps(batches):,} steps"

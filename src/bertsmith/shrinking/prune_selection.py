@@ -25,9 +25,9 @@ from bertsmith.shrinking.pruned_units import KeptUnits
 class PruneConfig(Record):
     """Selection of the units to keep."""
 
-    by: Literal["importance", "magnitude", "l0"] = "importance"
+    by: Literal["importance", "magnitude", "l0", "random", "reversed"] = "importance"
     """Score of a unit: the first-order change of the loss without it, the norm of its weights, or a trained gate with
-    an L0 penalty."""
+    an L0 penalty. Baselines: random scores, and the most important units first ("reversed")."""
     scope: Literal["global", "layer"] = "global"
     """Whether units are ranked across layers, so that layers may differ in size, or within each layer."""
     keep: float = Field(default=0.5, gt=0, le=1)

@@ -45,6 +45,15 @@ def prune(model: Path | None, data: Path | None, out: Path, *changes: str, **mor
     return bertsmith.shrink(model, data=data, out=out, method="prune", set=settings, device="cpu", **more)
 
 
+def test_baselines_remove_other_heads_than_importance(model: Path, data: Path, tmp_path: Path) -> None:
+    kept = {}
+    for by in ("importance", "reversed"):
+        prune(model, data, tmp_path / by, f"prune.by={by}", "prune.step=1.0", "recovery.after=0.0", keep=0.5)
+        kept[by] = [set(heads) for heads in read_pruning_metadata(tmp_path / by).heads]
+    whole = sum(map(len, kept["importance"]))
+    assert sum(len(one & other) for one, other in zip(*kept.values(), strict=True)) < whole / 2
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_written_model_has_the_recorded_score(method: str, model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -146,7 +155,11 @@ def test_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: Path)
             {"keep": 0.5, "widths": [1.0, 0.5]},
             "--widths is given with --method prune; allowed: with --method elast",
         ),
-        (["prune.by=weights"], {}, "prune.by is 'weights': input should be 'importance', 'magnitude' or 'l0'"),
+        (
+            ["prune.by=weights"],
+            {},
+            "prune.by is 'weights': input should be 'importance', 'magnitude', 'l0', 'random' or 'reversed'",
+        ),
         (["prune.counts=parameters"], {"keep": 0.01}, "prune.keep is 0.01 of the parameters; allowed: at least 0"),
         (["grid.sample=2"], {}, "grid is not a known setting"),
     ],

@@ -1,7 +1,7 @@
 """Write the pages of the papers' tables from the tables of the package and the runs in runs.jsonl.
 
-    python docs/results/papers/pages.py                    # writes the pages
-    python docs/results/papers/pages.py RUNS.jsonl         # first adds the runs of these tables from another file
+python docs/results/papers/pages.py                    # writes the pages
+python docs/results/papers/pages.py RUNS.jsonl         # first adds the runs of these tables from another file
 """
 
 import json

@@ -88,7 +88,9 @@ def table_markdown(evaluation: TableEvaluation) -> str:
         lines += [f"Published: {table.published}", ""]
     if table.notes:
         lines += ["## Limits", "", *(f"- {note}" for note in table.notes), ""]
-    lines += ["## Run it", "", "```", f"bertsmith reproduce {table.name} --data DATA", "```", "", _costs(evaluation)]
+    needs_data = any("{data}" in str(run.settings) for run in table.runs.values())
+    command = f"bertsmith reproduce {table.name}" + (" --data DATA" if needs_data else "")
+    lines += ["## Run it", "", "```", command, "```", "", _costs(evaluation)]
     return "\n".join(lines) + "\n"
 
 

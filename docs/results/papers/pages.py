@@ -11,7 +11,7 @@ from pathlib import Path
 from bertsmith.report.page import format_duration
 from bertsmith.report.reproduction import index_rows, table_markdown
 from bertsmith.reproduction.evaluation import TableEvaluation, evaluate_table
-from bertsmith.reproduction.plan import Plan
+from bertsmith.reproduction.plan import RunPlan
 from bertsmith.reproduction.table import read_table, table_names
 from bertsmith.runs.reproduce import read_lines
 
@@ -22,27 +22,29 @@ UNTESTABLE = {
     "ConvBERT, base rows of tables 3 and 4": "no budget for networks of 100 M parameters and a million steps",
     "DeBERTa, tables 1, 2, 5 and 14 (large, 1.5B)": "no budget for networks of this size",
     "DeBERTa, tables with RACE, ReCoRD, SuperGLUE": "the data are not available here",
-    "BERT, tables 1 to 4 (full GLUE, SQuAD, SWAG)": "MNLI, QQP, QNLI train, the SQuAD training set and SWAG are not available here",
+    "BERT, tables 1 to 4": "MNLI, QQP, QNLI train, the SQuAD training set and SWAG are not available here",
     "Transformer, table 2 (WMT)": "the data are not available here",
     "Performer, ImageNet64 and PG-19": "the data are not available here",
     "Performer, similarity of amino acids": "measured by benchmarks/proteins.py, not yet as a table",
     "DynaBERT, RoBERTa rows": "no budget for RoBERTa",
-    "Q-BERT, mixed bits by the Hessian": "bits depend on each trained model; measured by benchmarks/mixed_precision.py",
-    "DeBERTa, −EMD on SQuAD and RACE": "the published effects (0.3 to 1.4 points) are smaller than the noise of small data and three seeds",
+    "Q-BERT, mixed bits": "bits depend on each trained model; measured by benchmarks/mixed_precision.py",
+    "DeBERTa, −EMD on SQuAD and RACE": "published effects (0.3 to 1.4 points) are below the noise of three seeds",
 }
 """Published results that no table tests, and why."""
-HEAD = """# The papers' claims, tested
-
-Every claim below was written down as a [table](../../how-to/reproduce.md) with its rows, seeds, metric and verdict rule before the first run. All rows of a table have the same data, steps and schedule,
-so a verdict is about the claim at this scale: networks of about 12 M parameters, 79 M tokens, minutes of one GPU. Published figures stand beside the measured ones on every page and are not averaged with them.
-"""
+HEAD = (
+    "# The papers' claims, tested\n\n"
+    "Every claim below was written down as a [table](../../how-to/reproduce.md) with its rows, seeds, metric and verdict "
+    "rule before the first run. All rows of a table have the same data, steps and schedule, so a verdict is about the "
+    "claim at this scale: networks of about 12 M parameters, 79 M tokens, minutes of one GPU. Published figures stand "
+    "beside the measured ones on every page and are not averaged with them.\n"
+)
 
 
 def evaluations() -> list[TableEvaluation]:
     """Evaluate all tables from the committed runs."""
     tables = [read_table(name) for name in table_names()]
     lines = {line["key"]: line for line in read_lines(LINES)}
-    plan = Plan(tables)
+    plan = RunPlan(tables)
     return [evaluate_table(table, plan, lines) for table in tables]
 
 
@@ -66,7 +68,7 @@ def _index(found: list[TableEvaluation]) -> str:
     lines += [f"| {what} | {why} |" for what, why in UNTESTABLE.items()]
     lines += ["", "## Costs", "", "| table | device | planned | runs done |", "|---|---|---|---|"]
     for one in found:
-        plan = Plan([one.table])
+        plan = RunPlan([one.table])
         planned = format_duration(sum(job.seconds for job in plan.jobs.values()))
         device = "CPU" if one.table.device == "cpu" else "GPU"
         lines.append(f"| `{one.table.name}` | {device} | {planned} | {one.runs_done} of {one.runs} |")
@@ -75,7 +77,7 @@ def _index(found: list[TableEvaluation]) -> str:
 
 def add_runs(source: Path) -> None:
     """Add the finished runs of the papers' tables from another runs.jsonl, without settings and paths."""
-    keys = set(Plan([read_table(name) for name in table_names()]).jobs)
+    keys = set(RunPlan([read_table(name) for name in table_names()]).jobs)
     lines = {line["key"]: line for line in [*read_lines(LINES), *read_lines(source)] if line["key"] in keys}
     kept = [{name: line[name] for name in KEPT if name in line} for line in lines.values()]
     LINES.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), encoding="utf-8")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from bertsmith.report.charts import IntervalBar, Panel, interval_chart, strip_chart
 from bertsmith.report.page import format_duration, render
 from bertsmith.reproduction.claims import Comparison, Verdict
-from bertsmith.reproduction.evaluation import Cell, JudgedClaim, TableEvaluation
-from bertsmith.reproduction.table import Table
+from bertsmith.reproduction.evaluation import MetricCell, JudgedClaim, TableEvaluation
+from bertsmith.reproduction.table import ExperimentTable
 
 RULE = (
     "A difference holds if its 95 % interval, simultaneous over the comparisons of the claim and paired by seed, lies "
@@ -33,7 +33,7 @@ def claim_rows(evaluation: TableEvaluation) -> list[ClaimRow]:
     return [_claim_row(evaluation.table, one) for one in evaluation.claims]
 
 
-def _claim_row(table: Table, one: JudgedClaim) -> ClaimRow:
+def _claim_row(table: ExperimentTable, one: JudgedClaim) -> ClaimRow:
     metric = table.metrics[one.claim.metric]
     return ClaimRow(
         text=one.claim.text,
@@ -54,7 +54,7 @@ def _difference(comparison: Comparison, digits: int) -> str:
     return text + verdict + (", equal" if comparison.is_equal and comparison.verdict is Verdict.NOISE else "")
 
 
-def format_cell(cell: Cell | None, digits: int) -> str:
+def format_cell(cell: MetricCell | None, digits: int) -> str:
     """Return mean ± sd with the number of seeds, or why there is none."""
     if cell is None:
         return "–"
@@ -64,7 +64,7 @@ def format_cell(cell: Cell | None, digits: int) -> str:
     return f"{cell.mean:.{digits}f}{spread} (n = {len(cell.values)})"
 
 
-def published_markdown(table: Table) -> str:
+def published_markdown(table: ExperimentTable) -> str:
     """Return the published rows and the claims, for `--published`."""
     headings = _published_headings(table)
     lines = [f"# {table.title}", "", *([table.paper, ""] if table.paper else [])]
@@ -185,11 +185,11 @@ def _cells(evaluation: TableEvaluation, row: str) -> list[str]:
     return [*_published_cells(table, row, _published_headings(table)), *measured]
 
 
-def _published_headings(table: Table) -> list[str]:
+def _published_headings(table: ExperimentTable) -> list[str]:
     return list(dict.fromkeys(heading for row in table.rows.values() for heading in row.published))
 
 
-def _published_cells(table: Table, row: str, headings: Sequence[str]) -> list[str]:
+def _published_cells(table: ExperimentTable, row: str, headings: Sequence[str]) -> list[str]:
     figures: Mapping[str, float | str] = table.rows[row].published
     return [str(figures.get(heading, "–")) for heading in headings]
 

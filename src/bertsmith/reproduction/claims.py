@@ -185,7 +185,7 @@ class CurveClaim(Claim):
     within: float | None = Field(default=None, gt=0)
     """Bound of the slope around the exponent, or around 0 for a flat trend."""
     optimum: str | None = None
-    """Row that has the best value; the share of draws in which it has is reported."""
+    """ExperimentRow that has the best value; the share of draws in which it has is reported."""
 
     @model_validator(mode="after")
     def _check(self) -> "CurveClaim":

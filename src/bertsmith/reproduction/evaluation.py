@@ -8,9 +8,9 @@ from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.reproduction.claims import Claim, Decision, Verdict
-from bertsmith.reproduction.plan import Plan, find_value
+from bertsmith.reproduction.plan import RunPlan, find_value
 from bertsmith.reproduction.statistics import Values
-from bertsmith.reproduction.table import Table
+from bertsmith.reproduction.table import ExperimentTable
 
 MIN_SEEDS = 2
 """Seeds of every row that a provisional verdict needs."""
@@ -22,7 +22,7 @@ Lines = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Cell:
+class MetricCell:
     """Values of one metric of one row."""
 
     values: Mapping[int, float]
@@ -41,7 +41,7 @@ class Cell:
         return stdev(self.values.values()) if len(self.values) > 1 else None
 
 
-Cells = Mapping[str, Mapping[str, Cell]]
+Cells = Mapping[str, Mapping[str, MetricCell]]
 """By metric and row."""
 
 
@@ -66,7 +66,7 @@ class JudgedClaim:
 class TableEvaluation:
     """All figures of a table."""
 
-    table: Table
+    table: ExperimentTable
     cells: Cells
     claims: tuple[JudgedClaim, ...]
     runs_done: int
@@ -120,12 +120,12 @@ class TableEvaluation:
         }
 
 
-def _cell_json(cell: Cell) -> dict[str, Any]:
+def _cell_json(cell: MetricCell) -> dict[str, Any]:
     values = {str(seed): value for seed, value in cell.values.items()}
     return {"mean": cell.mean, "std": cell.std, "values": values, "failed": dict(cell.failed)}
 
 
-def evaluate_table(table: Table, plan: Plan, lines: Lines) -> TableEvaluation:
+def evaluate_table(table: ExperimentTable, plan: RunPlan, lines: Lines) -> TableEvaluation:
     """Return values and verdicts of a table."""
     cells = {
         metric: {row: _cell(table, plan, lines, metric, row) for row in table.rows_of(metric)}
@@ -146,7 +146,7 @@ def evaluate_table(table: Table, plan: Plan, lines: Lines) -> TableEvaluation:
     )
 
 
-def _cell(table: Table, plan: Plan, lines: Lines, metric: str, row: str) -> Cell:
+def _cell(table: ExperimentTable, plan: RunPlan, lines: Lines, metric: str, row: str) -> MetricCell:
     path = table.metric_of(metric, row).value
     values, missing, failed = {}, [], {}
     for seed in table.seeds_of(row):
@@ -163,10 +163,10 @@ def _cell(table: Table, plan: Plan, lines: Lines, metric: str, row: str) -> Cell
                 values[seed] = find_value(lines[key]["result"], path)
             except InputError as problem:
                 raise InputError(f"table {table.name!r}, metric {metric!r}: {problem}") from None
-    return Cell(values, tuple(missing), failed)
+    return MetricCell(values, tuple(missing), failed)
 
 
-def _judge(table: Table, claim: Claim, cells: Cells) -> JudgedClaim:
+def _judge(table: ExperimentTable, claim: Claim, cells: Cells) -> JudgedClaim:
     own = cells[claim.metric]
     missing = tuple(f"seed {seed} of {table.label(row)} not run" for row in claim.rows for seed in own[row].missing)
     for row in claim.rows:
@@ -186,7 +186,7 @@ def _judge(table: Table, claim: Claim, cells: Cells) -> JudgedClaim:
     return JudgedClaim(claim, claim.decide(values, metric), missing)
 
 
-def _problem(table: Table, metric: str, row: str, cells: Cells) -> str | None:
+def _problem(table: ExperimentTable, metric: str, row: str, cells: Cells) -> str | None:
     """Return why a row cannot be judged by a metric: a failed run, a non-finite value, a gate; None if it can."""
     cell = cells[metric][row]
     for seed, error in cell.failed.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertsmith.errors import InputError, nearest
 from bertsmith.recipes import merge_settings
-from bertsmith.reproduction.table import Table
+from bertsmith.reproduction.table import ExperimentTable
 from bertsmith.settings import Plain
 
 DATA = "data"
@@ -23,7 +23,7 @@ SEEDED = {"pretrain": "run.seed", "finetune": "run.seed", "shrink": "run.seed", 
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """One distinct run."""
 
     key: str
@@ -35,7 +35,7 @@ class Job:
     """Keys of the runs whose folders it reads."""
     seed: int
     label: str
-    """Table, row, run and seed, for messages: of the first table that has it."""
+    """ExperimentTable, row, run and seed, for messages: of the first table that has it."""
     seconds: float = 0.0
     alone: bool = False
     check: Plain = field(default_factory=dict)
@@ -66,12 +66,12 @@ class Job:
         return located
 
 
-class Plan:
+class RunPlan:
     """The distinct runs of several tables, in the order in which they should start."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[ExperimentTable]) -> None:
         self.tables = tables
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, PlannedRun] = {}
         self._cells: dict[tuple[str, str, str, int], str] = {}
         for table in tables:
             seeds = max(len(table.seeds_of(row)) for row in table.rows)
@@ -101,7 +101,7 @@ class Plan:
         """Keys of the runs whose folders other runs read."""
         return {need for job in self.jobs.values() for need in job.needs}
 
-    def _add(self, table: Table, row: str, run: str, seed: int, path: tuple[str, ...]) -> str:
+    def _add(self, table: ExperimentTable, row: str, run: str, seed: int, path: tuple[str, ...]) -> str:
         """Add a run of a row and everything it reads; return its key."""
         if run in path:
             raise InputError(f"table {table.name!r}: the runs {' → '.join((*path, run))} read each other")
@@ -123,7 +123,7 @@ class Plan:
             settings = {**settings, setting: seed}
         key = _digest([spec.command, _without_speed(settings)])
         seconds = table.rows[row].seconds.get(run, spec.seconds)
-        job = Job(
+        job = PlannedRun(
             key=key,
             command=spec.command,
             settings=settings,

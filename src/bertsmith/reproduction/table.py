@@ -45,13 +45,13 @@ class RunSpec(Record):
     """Settings of the rehearsal by --check, laid over the settings: for measurements, whose costs are not known."""
 
 
-class Row(Record):
+class ExperimentRow(Record):
     """One row of a table: changes to the settings of its runs, and the published figures."""
 
     label: str = ""
     """Name to print; the key by default."""
     template: str | None = None
-    """Row template of the base that this row extends."""
+    """ExperimentRow template of the base that this row extends."""
     set: dict[str, Plain] = Field(default_factory=dict)
     """Changed settings by run: set.pretrained.model.preset = "convbert-small"."""
     seconds: dict[str, float] = Field(default_factory=dict)
@@ -88,7 +88,7 @@ class Gate(Record):
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
 
-class Table(Record):
+class ExperimentTable(Record):
     """An experiment: what is claimed, what is run and how it is decided, all fixed before the first run."""
 
     name: str
@@ -104,7 +104,7 @@ class Table(Record):
     seeds: int = Field(default=3, ge=1)
     runs: dict[str, RunSpec] = Field(min_length=1)
     metrics: dict[str, MetricSpec] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1)
+    rows: dict[str, ExperimentRow] = Field(min_length=1)
     gates: tuple[Gate, ...] = ()
     claims: tuple[Annotated[Claim, ByKind(CLAIMS)], ...] = ()
     published: str = ""
@@ -113,7 +113,7 @@ class Table(Record):
     """Departures from the paper and limits of the test, stated beforehand."""
 
     @model_validator(mode="after")
-    def _check(self) -> "Table":
+    def _check(self) -> "ExperimentTable":
         for name, spec in self.metrics.items():
             _known(f"metrics.{name}.run", spec.run, self.runs)
             for row_name in spec.rows or ():
@@ -155,13 +155,13 @@ class Table(Record):
         """Return the name of a row to print."""
         return self.rows[row].label or row
 
-    def with_seeds(self, seeds: int) -> "Table":
+    def with_seeds(self, seeds: int) -> "ExperimentTable":
         """Return the table with another number of seeds for all rows."""
         rows = {name: row.changed(seeds=None) for name, row in self.rows.items()}
         return self.changed(seeds=seeds, rows=rows)
 
 
-def read_table(given: str | Path) -> Table:
+def read_table(given: str | Path) -> ExperimentTable:
     """Return a table by its name or its TOML file."""
     text = str(given)
     is_file = text.endswith(".toml")
@@ -172,7 +172,7 @@ def read_table(given: str | Path) -> Table:
     # of the base's metrics, a table has those that it names
     own = read_toml(path).get("metrics", {})
     data["metrics"] = {name: metric for name, metric in data.get("metrics", {}).items() if name in own}
-    return Table.parse({"name": path.stem, **data}, source=str(given))
+    return ExperimentTable.parse({"name": path.stem, **data}, source=str(given))
 
 
 @cache

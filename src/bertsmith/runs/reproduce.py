@@ -21,8 +21,8 @@ from bertsmith.errors import InputError
 from bertsmith.report.page import format_duration
 from bertsmith.report.reproduction import claim_rows, published_markdown, render_table_page, table_markdown
 from bertsmith.reproduction.evaluation import Lines, TableEvaluation, evaluate_table
-from bertsmith.reproduction.plan import Job, Plan
-from bertsmith.reproduction.table import BLOCK, Table, block_tables, read_table, table_names
+from bertsmith.reproduction.plan import PlannedRun, RunPlan
+from bertsmith.reproduction.table import BLOCK, ExperimentTable, block_tables, read_table, table_names
 from bertsmith.runs.jobs import Executor, JobOrder, Outcome, make_executor
 from bertsmith.runs.output import MARK, REPORT, RESULT, check_out, write_result
 from bertsmith.runs.reproduce_check import check_table, rehearse
@@ -109,7 +109,7 @@ def reproduce(
     processes = processes or (GPU_PROCESSES if place == "cuda" else 1)
     if processes < 1:
         raise InputError(f"--processes is {processes}; allowed: 1 or more")
-    plan = Plan(tables)
+    plan = RunPlan(tables)
     for table in tables:
         check_table(table, plan)
     if check:
@@ -138,18 +138,18 @@ class RunStore:
         """Return the folder of a run."""
         return self.out / RUNS / key
 
-    def has_result(self, job: Job) -> bool:
+    def has_result(self, job: PlannedRun) -> bool:
         """Return whether a run has finished on the present data; without --data, whether it has finished."""
         line = self.lines.get(job.key)
         if line is None or "error" in line:
             return False
         return self.data is None or line.get("inputs", {}) in ({}, self.inputs(job))
 
-    def has_output(self, job: Job) -> bool:
+    def has_output(self, job: PlannedRun) -> bool:
         """Return whether other runs can read the folder of a finished run."""
         return (self.folder(job.key) / RESULT).is_file() and not (self.folder(job.key) / _PRUNED).is_file()
 
-    def inputs(self, job: Job) -> dict[str, str]:
+    def inputs(self, job: PlannedRun) -> dict[str, str]:
         """Return the fingerprints of the data that a run reads."""
         if self.data is None:
             return {}
@@ -158,12 +158,12 @@ class RunStore:
                 self._fingerprints[path] = fingerprint(self.data / path)
         return {path: self._fingerprints[path] for path in job.data_paths}
 
-    def order(self, job: Job, device: str) -> JobOrder:
+    def order(self, job: PlannedRun, device: str) -> JobOrder:
         """Return the order to run a job."""
         settings = job.located(self.data, {need: self.folder(need) for need in job.needs})
         return JobOrder(job.key, job.command, settings, self.folder(job.key), device, job.affinity)
 
-    def add(self, job: Job, outcome: Outcome, device: str) -> None:
+    def add(self, job: PlannedRun, outcome: Outcome, device: str) -> None:
         """Append a line to runs.jsonl."""
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / MARK).touch()
@@ -175,7 +175,7 @@ class RunStore:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.lines[job.key] = line
 
-    def prune(self, job: Job) -> None:
+    def prune(self, job: PlannedRun) -> None:
         """Delete the weights of a finished run that no other run reads."""
         found = [self.folder(job.key) / name for name in MODEL_FILES if (self.folder(job.key) / name).is_file()]
         for path in found:
@@ -189,7 +189,7 @@ _PRUNED = ".pruned"
 
 
 def run_plan(
-    plan: Plan,
+    plan: RunPlan,
     store: RunStore,
     executor: Executor,
     *,
@@ -211,11 +211,11 @@ def run_plan(
         print_plain(f"{total} runs to do, {len(plan.jobs) - total} are done")
     finished = 0
 
-    def expected(job: Job) -> float:
+    def expected(job: PlannedRun) -> float:
         share = 1 if job.alone else executor.slots
         return job.seconds * share * (median(ratios) if ratios else 1.0)
 
-    def next_job() -> Job | None:
+    def next_job() -> PlannedRun | None:
         for key, job in todo.items():
             if key in running or key in late or any(need in todo for need in job.needs):
                 continue
@@ -252,7 +252,7 @@ def run_plan(
         print_plain(f"{len(todo)} runs were not started: they would not end within {minutes:g} minutes")
 
 
-def _unfinished(plan: Plan, store: RunStore) -> dict[str, Job]:
+def _unfinished(plan: RunPlan, store: RunStore) -> dict[str, PlannedRun]:
     """Return the jobs without a result, and those whose output such a job reads and that is gone."""
     todo = {key for key, job in plan.jobs.items() if not store.has_result(job)}
     pending = list(todo)
@@ -264,7 +264,7 @@ def _unfinished(plan: Plan, store: RunStore) -> dict[str, Job]:
     return {key: job for key, job in plan.jobs.items() if key in todo}
 
 
-def _fail_readers(plan: Plan, todo: dict[str, Job], failed: str) -> None:
+def _fail_readers(plan: RunPlan, todo: dict[str, PlannedRun], failed: str) -> None:
     """Remove the jobs that depend on a failed one."""
     for key in [key for key in todo if failed in plan.ancestors(key)]:
         del todo[key]
@@ -310,7 +310,7 @@ def _expand(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(expanded))
 
 
-def _check(tables: Sequence[Table], plan: Plan, data: Path | None) -> ReproduceResult:
+def _check(tables: Sequence[ExperimentTable], plan: RunPlan, data: Path | None) -> ReproduceResult:
     for table in tables:
         runs = len(plan.keys_of(table.name))
         print_plain(f"{table.name}: {len(table.rows)} rows, {runs} runs, {len(table.claims)} claims: valid")
@@ -324,7 +324,7 @@ def _check(tables: Sequence[Table], plan: Plan, data: Path | None) -> ReproduceR
     return ReproduceResult(missing={"rehearsal": tuple(errors)} if errors else {})
 
 
-def _write_tables(tables: Sequence[Table], plan: Plan, store: RunStore, seconds: float) -> ReproduceResult:
+def _write_tables(tables: Sequence[ExperimentTable], plan: RunPlan, store: RunStore, seconds: float) -> ReproduceResult:
     """Evaluate every table, write its files and print its verdicts."""
     verdicts, missing = {}, {}
     for table in tables:
@@ -339,7 +339,7 @@ def _write_tables(tables: Sequence[Table], plan: Plan, store: RunStore, seconds:
     return ReproduceResult(tables=verdicts, missing=missing, seconds=round(seconds, 1))
 
 
-def unfinished_runs(table: Table, plan: Plan, lines: Lines) -> tuple[str, ...]:
+def unfinished_runs(table: ExperimentTable, plan: RunPlan, lines: Lines) -> tuple[str, ...]:
     """Return the runs of a table that have no result, with the error of those that failed."""
     texts = []
     for key, job in plan.jobs.items():
@@ -369,7 +369,7 @@ def _print_list() -> None:
     printed = ConsoleTable("table", "block", "rows", "runs", "planned", "title", box=None, pad_edge=False)
     for name in table_names():
         table = read_table(name)
-        plan = Plan([table])
+        plan = RunPlan([table])
         planned = sum(job.seconds for job in plan.jobs.values())
         block = "" if table.block is None else f"{BLOCK}{table.block}"
         cost = f"{planned / 60:.1f} min {'GPU' if table.device == 'cuda' else 'CPU'}"

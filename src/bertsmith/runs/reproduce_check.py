@@ -15,8 +15,8 @@ from bertsmith.models.cost import parameters
 from bertsmith.models.published import preset
 from bertsmith.recipes import merge_settings, resolve_base
 from bertsmith.reproduction.measurements import MEASUREMENTS
-from bertsmith.reproduction.plan import Job, Plan
-from bertsmith.reproduction.table import Table
+from bertsmith.reproduction.plan import PlannedRun, RunPlan
+from bertsmith.reproduction.table import ExperimentTable
 from bertsmith.runs.convert import convert_model
 from bertsmith.runs.corpus import corpus
 from bertsmith.runs.evaluate import evaluate
@@ -49,7 +49,7 @@ _ARGUMENTS: dict[str, Callable[..., object]] = {
 }
 
 
-def check_table(table: Table, plan: Plan) -> dict[str, int]:
+def check_table(table: ExperimentTable, plan: RunPlan) -> dict[str, int]:
     """Check the settings of every run of a table without data; return the parameters of every fresh network by run.
 
     Raises InputError for the first run whose settings are invalid.
@@ -67,7 +67,7 @@ def check_table(table: Table, plan: Plan) -> dict[str, int]:
     return sizes
 
 
-def _check_job(job: Job) -> int | None:
+def _check_job(job: PlannedRun) -> int | None:
     """Check the settings of a run; return the number of parameters of a fresh network that it pre-trains."""
     settings = job.settings
     if job.command == "pretrain":
@@ -112,12 +112,12 @@ def _bind(function: Callable[..., object], arguments: Plain) -> None:
         raise InputError(f"{function.__name__}: {error}") from None
 
 
-def rehearse(tables: Sequence[Table], data: Path, show: Callable[[str], None]) -> dict[str, str]:
+def rehearse(tables: Sequence[ExperimentTable], data: Path, show: Callable[[str], None]) -> dict[str, str]:
     """Run every distinct run of the tables for a few steps, with one seed, narrow and on a CPU; return the errors.
 
     Networks keep their depth and get heads of width 16; data are the first rows of every file.
     """
-    plan = Plan([table.with_seeds(1) for table in tables])
+    plan = RunPlan([table.with_seeds(1) for table in tables])
     errors: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="bertsmith-") as temporary:
         folder, sample = Path(temporary) / "runs", Path(temporary) / "data"
@@ -137,7 +137,7 @@ def rehearse(tables: Sequence[Table], data: Path, show: Callable[[str], None]) -
     return errors
 
 
-def narrow(job: Job, settings: Plain) -> Plain:
+def narrow(job: PlannedRun, settings: Plain) -> Plain:
     """Return the settings of a run for a rehearsal: a few steps of a narrow network."""
     settings = merge_settings(settings, job.check)
     if job.command == "pretrain":

@@ -1,11 +1,11 @@
-"""Every table of the papers is valid: settings, networks, claims; networks have the planned sizes; pages are current."""
+"""Every table of the papers is valid, its networks have the planned sizes, and its page is current."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
 
-from bertsmith.reproduction.plan import Plan
+from bertsmith.reproduction.plan import RunPlan
 from bertsmith.reproduction.table import block_tables, read_table, table_names
 from bertsmith.runs.reproduce_check import check_table, narrow
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def sizes() -> dict[str, int]:
     """Check all tables; return the parameters of every fresh network by run."""
     tables = [read_table(name) for name in table_names()]
-    plan, found = Plan(tables), {}
+    plan, found = RunPlan(tables), {}
     for table in tables:
         found |= check_table(table, plan)
     return found
@@ -38,15 +38,15 @@ def test_networks_differ_as_planned(sizes: dict[str, int]) -> None:
 
 def test_tables_share_runs_and_blocks_fit_into_28_minutes() -> None:
     tables = [read_table(name) for name in table_names()]
-    together = len(Plan(tables).jobs)
-    assert together < sum(len(Plan([table]).jobs) for table in tables) - 100
+    together = len(RunPlan(tables).jobs)
+    assert together < sum(len(RunPlan([table]).jobs) for table in tables) - 100
     for block in range(1, 7):
-        plan = Plan([read_table(name) for name in block_tables(f"block-{block}")])
+        plan = RunPlan([read_table(name) for name in block_tables(f"block-{block}")])
         assert sum(job.seconds for job in plan.jobs.values()) < 28 * 60
 
 
 def test_rehearsal_is_narrow_and_short() -> None:
-    plan = Plan([read_table("deberta-ablation")])
+    plan = RunPlan([read_table("deberta-ablation")])
     for job in plan.jobs.values():
         settings = narrow(job, job.settings)
         if job.command == "pretrain":

@@ -6,7 +6,7 @@ import pytest
 
 from bertsmith import InputError
 from bertsmith.reproduction.evaluation import evaluate_table
-from bertsmith.reproduction.plan import Plan, find_value
+from bertsmith.reproduction.plan import RunPlan, find_value
 from bertsmith.reproduction.table import read_table
 
 BASE = """
@@ -72,7 +72,7 @@ def test_rows_extend_their_base_and_template(path: Path) -> None:
     assert table.name == "mine"
     assert list(table.metrics) == ["loss", "score"]
     assert table.label("second") == "wide"
-    jobs = Plan([table]).jobs.values()
+    jobs = RunPlan([table]).jobs.values()
     overrides = [job.settings["model"]["overrides"] for job in jobs if job.command == "pretrain"]
     assert overrides.count({"layers": 2}) == 3
     assert overrides.count({"layers": 2, "width": 128, "heads": 2}) == 3
@@ -80,7 +80,7 @@ def test_rows_extend_their_base_and_template(path: Path) -> None:
 
 def test_runs_are_planned_once_in_the_order_of_seeds(path: Path) -> None:
     table = read_table(path)
-    jobs = list(Plan([table, table]).jobs.values())
+    jobs = list(RunPlan([table, table]).jobs.values())
     assert [job.command for job in jobs].count("corpus") == 1
     assert [(job.command, job.seed) for job in jobs[1:4]] == [("pretrain", 0), ("pretrain", 0), ("finetune", 0)]
     assert [job.seed for job in jobs[1:]] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -92,7 +92,7 @@ def test_runs_are_planned_once_in_the_order_of_seeds(path: Path) -> None:
 def test_key_ignores_speed_and_depends_on_everything_else(path: Path) -> None:
     def keys(change: str) -> set[str]:
         path.write_text(TABLE.replace("seconds.pretrained = 30", change))
-        return set(Plan([read_table(path)]).jobs)
+        return set(RunPlan([read_table(path)]).jobs)
 
     plain = keys("")
     assert keys("set.pretrained.run = { compile = 'on', workers = 2 }") == plain
@@ -101,7 +101,7 @@ def test_key_ignores_speed_and_depends_on_everything_else(path: Path) -> None:
 
 
 def test_located_settings_have_paths(path: Path) -> None:
-    jobs = Plan([read_table(path)]).jobs
+    jobs = RunPlan([read_table(path)]).jobs
     task = next(job for job in jobs.values() if job.command == "finetune")
     located = task.located(Path("/data"), {task.needs[0]: Path("/runs/key")})
     assert located["data"] == "/data/task"
@@ -141,10 +141,10 @@ def test_misspelt_names_are_refused(path: Path, before: str, after: str, message
 def test_runs_that_read_each_other_are_refused(path: Path) -> None:
     path.write_text(TABLE.replace("[rows.first]", '[rows.first]\nset.pretrained.data = "{task}"'))
     with pytest.raises(InputError, match="read each other"):
-        Plan([read_table(path)])
+        RunPlan([read_table(path)])
 
 
-def lines(plan: Plan, losses: dict[str, list[float]]) -> dict[str, dict]:
+def lines(plan: RunPlan, losses: dict[str, list[float]]) -> dict[str, dict]:
     """Return finished runs whose loss is given by row and seed."""
     results = {
         plan.key_of("mine", "loss", row, seed): {"held_out": {"loss": loss}}
@@ -156,7 +156,7 @@ def lines(plan: Plan, losses: dict[str, list[float]]) -> dict[str, dict]:
 
 def test_verdict_is_provisional_until_all_seeds_have_run(path: Path) -> None:
     table = read_table(path)
-    plan = Plan([table])
+    plan = RunPlan([table])
     first, second = [3.0, 3.3, 3.1], [2.0, 2.31, 2.11]
     statuses = []
     for seeds in (0, 1, 2, 3):
@@ -169,7 +169,7 @@ def test_verdict_is_provisional_until_all_seeds_have_run(path: Path) -> None:
 
 def test_failed_gates_and_runs_are_not_testable(path: Path) -> None:
     table = read_table(path)
-    plan = Plan([table])
+    plan = RunPlan([table])
     late = evaluate_table(table, plan, lines(plan, {"first": [3.0, 6.0, 3.1], "second": [2.0, 2.3, 2.1]}))
     assert late.claims[0].status == "not testable"
     assert "it has not learned" in late.claims[0].decision.note

@@ -9,7 +9,7 @@ import pytest
 
 import bertsmith
 from bertsmith import InputError
-from bertsmith.reproduction.plan import Plan
+from bertsmith.reproduction.plan import RunPlan
 from bertsmith.reproduction.table import read_table
 from bertsmith.runs.jobs import JobOrder, LocalProcesses, Outcome
 from bertsmith.runs.reproduce import RunStore, run_plan
@@ -72,18 +72,18 @@ class FakeClock:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> RunPlan:
     (tmp_path / "chain.toml").write_text(CHAIN)
-    return Plan([read_table(tmp_path / "chain.toml")])
+    return RunPlan([read_table(tmp_path / "chain.toml")])
 
 
-def run(plan: Plan, out: Path, slots: int = 2, failing: str = "", minutes: float | None = None) -> FakeExecutor:
+def run(plan: RunPlan, out: Path, slots: int = 2, failing: str = "", minutes: float | None = None) -> FakeExecutor:
     executor = FakeExecutor(slots, FakeClock(), failing)
     run_plan(plan, RunStore(out, None), executor, device="cpu", minutes=minutes, clock=executor.clock)
     return executor
 
 
-def test_runs_start_after_those_they_read_and_side_by_side(plan: Plan, tmp_path: Path) -> None:
+def test_runs_start_after_those_they_read_and_side_by_side(plan: RunPlan, tmp_path: Path) -> None:
     executor = run(plan, tmp_path / "out", slots=3)
     teacher, *students = executor.started
     assert len(students) == 4
@@ -92,14 +92,14 @@ def test_runs_start_after_those_they_read_and_side_by_side(plan: Plan, tmp_path:
     assert not run(plan, tmp_path / "out").started  # finished runs are not repeated
 
 
-def test_failed_run_loses_only_the_runs_that_read_it(plan: Plan, tmp_path: Path) -> None:
+def test_failed_run_loses_only_the_runs_that_read_it(plan: RunPlan, tmp_path: Path) -> None:
     keys = list(plan.jobs)
     assert len(run(plan, tmp_path / "one", failing=keys[1]).started) == 5
     assert len(run(plan, tmp_path / "all", failing=keys[0]).started) == 1
     assert len(run(plan, tmp_path / "one").started) == 1  # only the failed one runs again
 
 
-def test_budget_starts_nothing_that_would_not_end(plan: Plan, tmp_path: Path) -> None:
+def test_budget_starts_nothing_that_would_not_end(plan: RunPlan, tmp_path: Path) -> None:
     # planned are 10 s per run, but the first ones take 20 s
     executor = run(plan, tmp_path / "out", slots=1, minutes=1.1)
     assert len(executor.started) == 3
@@ -108,7 +108,7 @@ def test_budget_starts_nothing_that_would_not_end(plan: Plan, tmp_path: Path) ->
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 5
 
 
-def test_run_is_repeated_if_its_output_is_gone_and_needed(plan: Plan, tmp_path: Path) -> None:
+def test_run_is_repeated_if_its_output_is_gone_and_needed(plan: RunPlan, tmp_path: Path) -> None:
     keys = list(plan.jobs)
     run(plan, tmp_path / "out", failing=keys[-1])
     (tmp_path / "out" / "runs" / keys[0] / "result.json").unlink()
@@ -118,7 +118,7 @@ def test_run_is_repeated_if_its_output_is_gone_and_needed(plan: Plan, tmp_path: 
 def test_changed_data_runs_again(tmp_path: Path) -> None:
     text = CHAIN.replace('feature_map = "{teacher}"', 'feature_map = "{data}/rows.jsonl"')
     (tmp_path / "chain.toml").write_text(text)
-    plan, data = Plan([read_table(tmp_path / "chain.toml")]), tmp_path / "data"
+    plan, data = RunPlan([read_table(tmp_path / "chain.toml")]), tmp_path / "data"
     data.mkdir()
     started = []
     for content in ("one", "one", "two"):
@@ -129,7 +129,7 @@ def test_changed_data_runs_again(tmp_path: Path) -> None:
     assert started == [4, 0, 4]
 
 
-def test_torn_line_is_removed_and_foreign_folder_refused(plan: Plan, tmp_path: Path) -> None:
+def test_torn_line_is_removed_and_foreign_folder_refused(plan: RunPlan, tmp_path: Path) -> None:
     run(plan, tmp_path / "out")
     lines = tmp_path / "out" / "runs.jsonl"
     lines.write_text(lines.read_text()[:-9])

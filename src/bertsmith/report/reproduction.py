@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bertsmith.report.charts import IntervalBar, Panel, interval_chart, strip_chart
 from bertsmith.report.page import format_duration, render
 from bertsmith.reproduction.claims import Comparison, Verdict
-from bertsmith.reproduction.evaluation import MetricCell, JudgedClaim, TableEvaluation
+from bertsmith.reproduction.evaluation import JudgedClaim, MetricCell, TableEvaluation
 from bertsmith.reproduction.table import ExperimentTable
 
 RULE = (

@@ -34,9 +34,9 @@ UNTESTABLE = {
 HEAD = (
     "# The papers' claims, tested\n\n"
     "Every claim below was written down as a [table](../../how-to/reproduce.md) with its rows, seeds, metric and "
-    "verdict rule before the first run. All rows of a table have the same data, steps and schedule, so a verdict is about the "
-    "claim at this scale: networks of about 12 M parameters, 79 M tokens, minutes of one GPU. Published figures stand "
-    "beside the measured ones on every page and are not averaged with them.\n"
+    "verdict rule before the first run. All rows of a table have the same data, steps and schedule, so a verdict is "
+    "about the claim at this scale: networks of about 12 M parameters, 79 M tokens, minutes of one GPU. Published "
+    "figures stand beside the measured ones on every page and are not averaged with them.\n"
 )
 
 

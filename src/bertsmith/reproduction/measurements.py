@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from bertsmith.data.devices import device_type
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.mixers.favor import FavorAttention
 from bertsmith.models.build import build
@@ -26,7 +27,6 @@ from bertsmith.ops.favor import FEATURE_MAPS, FeatureMapName, RandomFeatures, dr
 from bertsmith.recipes import merge_settings, resolve_base
 from bertsmith.settings import Plain
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
-from bertsmith.training.run_config import device_type
 
 LayerKind = Literal["attention", "recurrent", "convolution", "restricted"]
 _KERNEL, _REACH = 3, 64

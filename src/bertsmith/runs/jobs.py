@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
-from bertsmith.checkpoint.files import read_json
+from bertsmith.data.devices import device_type
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.recipes import resolve_base
 from bertsmith.reproduction.measurements import MEASUREMENTS
 from bertsmith.runs.convert import convert_model
@@ -34,7 +35,6 @@ from bertsmith.runs.tokenizer import tokenizer
 from bertsmith.settings import Plain
 from bertsmith.toml import to_toml
 from bertsmith.training.pretraining import PretrainSettings
-from bertsmith.training.run_config import device_type
 
 Outcome = dict[str, Any]
 """`result` (the content of result.json) and `seconds`, or `error`."""

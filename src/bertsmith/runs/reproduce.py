@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from bertsmith import __version__
+from bertsmith.data.devices import device_type
 from bertsmith.errors import InputError
 from bertsmith.report.page import format_duration
 from bertsmith.report.reproduction import claim_rows, published_markdown, render_table_page, table_markdown
@@ -24,12 +25,11 @@ from bertsmith.reproduction.evaluation import Lines, TableEvaluation, evaluate_t
 from bertsmith.reproduction.plan import PlannedRun, RunPlan
 from bertsmith.reproduction.table import BLOCK, ExperimentTable, block_tables, read_table, table_names
 from bertsmith.runs.jobs import Executor, JobOrder, Outcome, make_executor
-from bertsmith.runs.output import MARK, REPORT, RESULT, check_out, write_result
+from bertsmith.runs.output import MARK, REPORT, RESULT, check_out, lock, unlock, write_result
 from bertsmith.runs.reproduce_check import check_table, rehearse
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.runs.search import MODEL_FILES
 from bertsmith.toml import to_toml
-from bertsmith.training.run_config import device_type
 
 RUNS, LINES = "runs", "runs.jsonl"
 GPU_PROCESSES = 4
@@ -116,11 +116,13 @@ def reproduce(
         return _check(tables, plan, data)
     store = RunStore(Path(out), data)
     begin = time.perf_counter()
+    store.open()
     executor = make_executor(processes, device)
     try:
         run_plan(plan, store, executor, device=place, minutes=minutes)
     finally:
         executor.close()
+        unlock(store.out)
     return _write_tables(tables, plan, store, time.perf_counter() - begin)
 
 
@@ -133,6 +135,12 @@ class RunStore:
             check_out(out, False, data)
         self.lines: dict[str, dict[str, Any]] = {line["key"]: line for line in read_lines(out / LINES)}
         self._fingerprints: dict[str, str] = {}
+
+    def open(self) -> None:
+        """Create the folder and lock it; raise InputError if another process uses it."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / MARK).touch()
+        lock(self.out)
 
     def folder(self, key: str) -> Path:
         """Return the folder of a run."""

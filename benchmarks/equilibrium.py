@@ -4,7 +4,7 @@
     python benchmarks/equilibrium.py --data CORPUS --out FOLDER --rows equilibrium shared-12 --set run.steps=3000
     python benchmarks/equilibrium.py --cost                                # memory and tokens per second only
 
-CORPUS is what `bertsmith corpus` wrote. Every row is recipes/equilibrium.toml with other layers: one layer repeated to
+CORPUS is what `bertsmith corpus` wrote. Every row is the recipe equilibrium with other layers: one layer repeated to
 a fixed point, with and without Jacobian regularisation; 6 and 12 layers that share the weights of one, post-norm and
 pre-norm; and 2 layers without sharing. Finished runs in FOLDER are not repeated; table.json gets all of them. --cost
 measures forward and backward passes of fresh encoders; memory is the peak of allocated GPU memory beyond weights and
@@ -25,11 +25,12 @@ import bertsmith
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.build import build
 from bertsmith.models.published import preset
+from bertsmith.recipes import FILES
 from bertsmith.runs.result import StoppedRun
 from bertsmith.settings import Plain
 from bertsmith.toml import read_toml, to_toml
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "equilibrium.toml"
+RECIPE = FILES["equilibrium"]
 ROWS: dict[str, Plain] = {
     "equilibrium": {},
     "equilibrium-24": {"equilibrium": {"steps": 24, "backward_steps": 24}},

@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 
 import bertsmith
+from bertsmith.recipes import FILES
 
-ROOT = Path(__file__).parents[1]
 TASKS = {"copy": list, "reverse": lambda numbers: numbers[::-1], "sort": sorted}
 
 
@@ -24,7 +24,7 @@ def main() -> None:
         data = write_task(Path(folder) / "data", options.task, seed=options.seed)
         begin, begin_busy = time.perf_counter(), time.process_time()
         metrics = bertsmith.finetune(
-            recipe=ROOT / "recipes" / "transformer-numbers.toml",
+            recipe=FILES["transformer-numbers"],
             data=data,
             out=out,
             set=options.set,

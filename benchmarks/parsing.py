@@ -3,7 +3,7 @@
     python benchmarks/parsing.py --data TREEBANK --out FOLDER                       # bundled model, three seeds
     python benchmarks/parsing.py --data TREEBANK --out FOLDER --models small bert-small
     python benchmarks/parsing.py --data TREEBANK --out FOLDER --models transformer-small \\
-        --recipe recipes/transformer-treebank.toml
+        --recipe transformer-treebank
 
 TREEBANK is a folder with train, dev and test whose rows have a column `tree`. Each model is fine-tuned with its default
 settings (--recipe and --set change them) and every seed, and evaluated on dev and test: the best checkpoint on dev for

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import bertsmith
+from bertsmith.recipes import FILES
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.translation import NO_BLEU, bleu
 
-ROOT = Path(__file__).parents[1]
 SPLITS = ("dev", "test")
 
 
@@ -88,7 +88,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("translation-results"))
     parser.add_argument("--run", type=Path, help="keep the whole run with its checkpoints in this folder")
     parser.add_argument("--score", type=Path, help="folder with translations to score")
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "transformer-multi30k.toml")
+    parser.add_argument("--recipe", type=Path, default=FILES["transformer-multi30k"])
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument("--set", action="append", default=[], help="change one setting of the recipe")

@@ -5,7 +5,7 @@
     python benchmarks/vectors.py MODEL --pairs runs/pairs --dev STS-B --rows 100000 \
         --variant "kinds=same,altered" --variant "kinds=neighbours,spans task.scale=40 optimizer.learning_rate=1e-4"
 
-MODEL is a folder or a bundled name. Settings are those of recipes/finetune/vectors-small.toml; --set changes them for
+MODEL is a folder or a bundled name. Settings are those of the recipe finetune/vectors-small; --set changes them for
 all runs. Every --variant is a separate run: settings separated by spaces, and also rows=… (number of pairs, drawn at
 random) and kinds=… (kinds of pairs, separated by commas). Prints one line of JSON for the mean hidden states of the
 unchanged model, and one for each run. --out gets the model with the encoder of the best run, all of its own heads, its
@@ -24,10 +24,11 @@ import torch
 import bertsmith
 from bertsmith.models.convert import with_encoder
 from bertsmith.models.model import Model
+from bertsmith.recipes import FILES
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.metrics.ranking import evaluate_similarity
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
+RECIPE = FILES["finetune/vectors-small"]
 OWN = ("rows", "kinds")
 Rows = list[dict[str, Any]]
 

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=1000, help="tokens to add for words of the domain")
     parser.add_argument("--budget", default="30min", help="time, tokens or operations, such as 2h or 300M")
     parser.add_argument("--set", action="append", default=[], help="one setting over the recipe, such as run.seed=1")
-    parser.add_argument("--recipe", type=Path, default=Path("recipes/continue-small.toml"), help="settings")
+    parser.add_argument("--recipe", default="continue-small", help="name or .toml file")
     parser.add_argument("--out", type=Path, default=Path("runs/domain"), help="parent folder of the results")
     options = parser.parse_args()
 

@@ -1,5 +1,6 @@
 """The command line: every command is a function in runs/, and its signature and docstring define flags and help."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -92,6 +93,8 @@ app = make_app()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; bad input prints one sentence to standard error and exits with code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # before PyTorch starts its threads: waiting threads that spin take the cores away from the others on a busy machine
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         result = make_app(arguments[0] if arguments else None)(arguments)
     except UnknownOptionError as error:

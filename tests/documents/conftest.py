@@ -12,8 +12,6 @@ from bertsmith.shrinking.fit import measure
 from bertsmith.text import support_desk
 from bertsmith.text.learn import learn_tokenizer
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,5 +41,4 @@ def workplace(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(measure, "in_fresh_process", timing)
     monkeypatch.setitem(bundled.FOLDERS, "small", tiny_model)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     return tmp_path

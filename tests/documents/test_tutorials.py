@@ -25,7 +25,7 @@ NAMED = f"{TINY} --set batch.ramp_from=512 --set phases=[]"
 NETWORK = "--set model.overrides={width=32,layers=2,heads=2,embedding_width=16,max_length=64}"
 SHORTER = {
     "electra-small:crammed": f"electra-small:crammed {NETWORK} {NAMED}",
-    "recipes/continue-small.toml": f"recipes/continue-small.toml {TINY}",
+    "continue-small": f"continue-small {TINY}",
     "--budget 10min": "--set run.steps=2",
     "bert-mini modern-small": f"bert-tiny bert-mini {NAMED} --set model.overrides={{width=32,layers=1,heads=2}}",
     "--budget 1M": "--budget 1k",

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.errors import InputError
+from bertsmith.recipes import FILES
 
-RECIPE = str(Path(__file__).parents[2] / "recipes" / "bert-tiny-cpu.toml")
+RECIPE = str(FILES["bert-tiny-cpu"])
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ with warnings.catch_warnings():
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.models.generator import attach, generator_of
+from bertsmith.recipes import RECIPE_FILES
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import read_toml
 
-ROOT = Path(__file__).parents[2]
-RECIPES = [path for path in sorted((ROOT / "recipes").glob("*.toml")) if "folder" in read_toml(path).get("model", {})]
+RECIPES = [path for path in sorted((RECIPE_FILES).glob("*.toml")) if "folder" in read_toml(path).get("model", {})]
 SMALL = ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2"]
 SMALL += ["run.evaluate_batches=1", "run.workers=0", "run.log_every=1"]
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -7,12 +7,12 @@ from choosing import slow_unless
 from helpers_finetuning import write_task
 
 import bertsmith
+from bertsmith.recipes import RECIPE_FILES
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "recipes" / "distillation"
+FOLDER = RECIPE_FILES / "distillation"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 GENERAL = [name for name, path in RECIPES.items() if "objective" in read_toml(path)]
 TASK = [name for name in RECIPES if name not in GENERAL]

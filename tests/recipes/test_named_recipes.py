@@ -8,8 +8,20 @@ import torch
 
 import bertsmith
 from bertsmith.cli import main
+from bertsmith.errors import InputError
 from bertsmith.models.published import PRESETS
-from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolve_base
+from bertsmith.recipes import (
+    FILES,
+    TIERS,
+    expand_patterns,
+    merge_settings,
+    names,
+    presets,
+    read_recipe,
+    recipe,
+    recipe_path,
+    resolve_base,
+)
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 from tables import recipe_tables
@@ -176,8 +188,7 @@ def test_explain_prints_published_parameters(capsys: pytest.CaptureFixture) -> N
         ("electra-smal:paper", "recipe is 'electra-smal:paper'; did you mean 'electra-small'?"),
         ("convbert-base:modern", "allowed for convbert-base: paper, crammed; modern exists for bert-small, bert-base"),
         ("bert-base:papers", "recipe is 'bert-base:papers'; allowed for bert-base: paper, crammed, modern"),
-        ("xyz", "recipe is 'xyz'; allowed: a .toml file, or one of bert-tiny, "),
-        ("transformer-base", "allowed: a .toml file, or one of bert-tiny, "),
+        ("xyz", "recipe is 'xyz'; allowed: a .toml file, or a name that `bertsmith list recipes` prints"),
     ],
 )
 def test_unknown_name_prints_one_line(name: str, message: str, capsys: pytest.CaptureFixture) -> None:
@@ -215,11 +226,20 @@ def test_conflicting_settings_of_the_base_are_removed() -> None:
         PretrainSettings.parse(changed)
 
 
-def test_help_and_documentation_list_every_recipe(capsys: pytest.CaptureFixture) -> None:
-    main(["pretrain", "--help"])
-    shown = capsys.readouterr().out.replace("\n", " ")
-    listed = str(bertsmith.pretrain.__doc__).split("Names: ")[1].split(".\n")[0]
-    assert [name.strip() for name in listed.split(",")] == presets()
-    assert "crammed" in shown
+def test_list_and_documentation_name_every_recipe(capsys: pytest.CaptureFixture) -> None:
+    main(["list", "recipes"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*presets(), *FILES]
     # python docs/hooks/tables.py recipes
     assert recipe_tables() in (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+
+
+def test_shipped_files_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "proteins").mkdir()  # a name means the same in every folder
+    assert recipe_path("proteins") == FILES["proteins"]
+    assert read_recipe("continue-small")["model"]["folder"] == "small"
+    assert len(expand_patterns(["families/*", "own.toml"])) == 7
+    with pytest.raises(InputError, match="did you mean 'finetune/patient', which comes with the package"):
+        recipe_path("recipes/finetune/patient.toml")
+    with pytest.raises(InputError, match="did you mean 'finetune/patient'"):
+        recipe_path("finetune/patent")

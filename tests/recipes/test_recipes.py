@@ -10,17 +10,17 @@ from task_cases import TASK_CASES
 
 import bertsmith
 from bertsmith.cli import app, main
-from bertsmith.recipes import read_recipe
+from bertsmith.recipes import FILES, RECIPE_FILES, read_recipe
 from bertsmith.toml import override, read_toml
 from bertsmith.training.finetuning import TranslationSettings
 from bertsmith.training.pretraining import PretrainSettings
 
 ROOT = Path(__file__).parents[2]
-ALL = sorted((ROOT / "recipes").rglob("*.toml"))
+ALL = sorted((RECIPE_FILES).rglob("*.toml"))
 RECIPES = [
     path for path in ALL if path.parent.name not in ("finetune", "distillation")
 ]  # these have tests of their own
-PARSING = ROOT / "recipes" / "transformer-treebank.toml"
+PARSING = FILES["transformer-treebank"]
 TRANSLATION = [path for path in RECIPES if path.stem.startswith("transformer-") and path != PARSING]
 CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
 PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING, PARSING)]
@@ -97,7 +97,7 @@ def test_explain_prints_and_writes_nothing(
 
 
 def test_command_line_equals_python(corpus_folder: Path, tmp_path: Path) -> None:
-    recipe = ROOT / "recipes" / "bert-tiny-cpu.toml"
+    recipe = FILES["bert-tiny-cpu"]
     flags = [word for change in SMALL for word in ("--set", change)]
     main(
         ["pretrain", str(recipe), "--data", str(corpus_folder), "--out", str(tmp_path / "a"), "--device", "cpu", *flags]
@@ -116,7 +116,7 @@ def test_commands_from_text_to_export(texts: Path, tmp_path: Path) -> None:
     main(["corpus", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "corpus"), "--held-out", "0.1"])
     flags = [word for change in SMALL for word in ("--set", change)]
     run = ["--data", str(tmp_path / "corpus"), "--out", str(tmp_path / "run"), "--device", "cpu", *flags]
-    main(["pretrain", str(ROOT / "recipes" / "bert-tiny-cpu.toml"), *run])
+    main(["pretrain", str(FILES["bert-tiny-cpu"]), *run])
     main(["inspect", str(tmp_path / "run"), "--text", "The smith forges.", "--out", str(tmp_path / "maps")])
     assert {path.name for path in (tmp_path / "maps").iterdir()} >= {"attention.html", "attention.png", "result.json"}
     main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "hf")])

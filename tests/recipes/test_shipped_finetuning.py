@@ -8,11 +8,12 @@ from helpers_finetuning import write_task
 
 import bertsmith
 from bertsmith.cli import main
+from bertsmith.recipes import RECIPE_FILES
 from bertsmith.toml import read_toml
 from tables import finetuning_tables
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.toml"))
+RECIPES = sorted((RECIPE_FILES / "finetune").glob("*.toml"))
 NETWORK = [
     "model.overrides={width=32,layers=4,heads=2,max_length=32}",
     "tokenizer.vocabulary=300",

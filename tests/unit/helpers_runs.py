@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import bertsmith
+from bertsmith.recipes import FILES
 from bertsmith.training.trainer import Trainer
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.micro_tokens=256", "sequences.length=32", "batch.tokens=512", "run.evaluate_batches=2"]
 SMALL += ["model.overrides={width=16,layers=1,heads=2,max_length=64,dropout=0.1}"]
 TIMES = ("seconds", "tokens_per_second", "data_wait")

@@ -1,7 +1,8 @@
-"""Pre-training recipes by name, such as "electra-small:paper", and files that extend them."""
+"""Recipes by name: published pre-trainings such as "electra-small:paper", and the files in files/."""
 
 import copy
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from bertsmith.toml import read_toml
 
 TIERS: dict[str, dict[str, Recipe]] = {"paper": PAPER, "crammed": CRAMMED, "modern": MODERN}
 DEFAULT_TIER = "crammed"
+RECIPE_FILES = Path(__file__).parent / "files"
+FILES = {
+    path.relative_to(RECIPE_FILES).with_suffix("").as_posix(): path for path in sorted(RECIPE_FILES.rglob("*.toml"))
+}
+"""Recipe files that come with the package, by name, such as "finetune/patient"."""
 # a key that chooses a network removes these keys of the base; overrides belong to a preset
 _REPLACES = {
     "preset": ("network", "folder", "subnet", "width", "depth"),
@@ -46,15 +52,21 @@ def find(name: str) -> tuple[str, Recipe]:
     preset, colon, tier = name.partition(":")
     known = tiers_of(preset)
     if not known:
-        hint = nearest(preset, presets())  # the nearest name, or else all in alphabetical order
-        hint = f"{hint} " if hint.startswith("did you mean") else ""
-        raise InputError(f"recipe is {name!r}; {hint}allowed: a .toml file, or one of {', '.join(presets())}")
+        raise _unknown_recipe(name)
     if not colon:
         tier = DEFAULT_TIER if DEFAULT_TIER in known else known[0]
     if tier not in known:
         there = f"; {tier} exists for {', '.join(TIERS[tier])}" if tier in TIERS else ""
         raise InputError(f"recipe is {name!r}; allowed for {preset}: {', '.join(known)}{there}")
     return tier, TIERS[tier][preset]
+
+
+def _unknown_recipe(name: str) -> InputError:
+    hint = nearest(name.partition(":")[0], [*presets(), *FILES])
+    hint = f"{hint} " if hint.startswith("did you mean") else ""
+    return InputError(
+        f"recipe is {name!r}; {hint}allowed: a .toml file, or a name that `bertsmith list recipes` prints"
+    )
 
 
 def recipe(name: str, processes: int = 1) -> Plain:
@@ -67,11 +79,34 @@ def recipe(name: str, processes: int = 1) -> Plain:
 
 
 def read_recipe(given: str | Path, processes: int = 1) -> Plain:
-    """Return the settings of a .toml file or of NAME[:TIER]."""
-    path = Path(given)
-    if path.suffix == ".toml" or path.is_file():
-        return resolve_base(read_toml(path), processes)
-    return recipe(str(given), processes)
+    """Return the settings of a .toml file, of a file that comes with the package, or of NAME[:TIER]."""
+    is_preset = str(given).partition(":")[0] in presets()
+    if is_preset and not Path(given).is_file():
+        return recipe(str(given), processes)
+    return resolve_base(read_toml(recipe_path(given)), processes)
+
+
+def recipe_path(given: str | Path) -> Path:
+    """Return the path of a recipe: a .toml file, or the name of a file that comes with the package."""
+    path, name = Path(given), str(given)
+    if name in FILES:  # as with bundled models, a name means the same in every working directory
+        return FILES[name]
+    if path.exists():
+        return path
+    shipped = name.removeprefix("recipes/").removesuffix(".toml")
+    if shipped in FILES:
+        raise InputError(f"recipe {name!r} does not exist; did you mean {shipped!r}, which comes with the package?")
+    if path.suffix == ".toml":
+        raise InputError(f"recipe {name!r} does not exist")
+    raise _unknown_recipe(name)
+
+
+def expand_patterns(given: Sequence[str | Path]) -> list[str | Path]:
+    """Return recipe names and paths with patterns such as "families/*" replaced by the names that match them."""
+    expanded: list[str | Path] = []
+    for name in given:
+        expanded += fnmatch.filter(FILES, str(name)) or [name]
+    return expanded
 
 
 def resolve_base(data: Mapping[str, Any], processes: int = 1) -> Plain:

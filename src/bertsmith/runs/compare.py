@@ -13,6 +13,7 @@ from bertsmith.data.devices import Device
 from bertsmith.data.shards import read_manifest
 from bertsmith.errors import InputError
 from bertsmith.files import read_json, write_json
+from bertsmith.recipes import expand_patterns
 from bertsmith.report.comparison import (
     NOTE,
     ComparedRun,
@@ -49,7 +50,7 @@ class CompareResult(Result):
 
 
 def compare(
-    recipes: list[str],
+    recipes: list[str | Path],
     *,
     out: OutFlag[Path],
     budget: str,
@@ -68,7 +69,8 @@ def compare(
     Parameters
     ----------
     recipes
-        Recipes, as for `bertsmith pretrain`: TOML files or names such as electra-small:crammed.
+        Recipes, as for `bertsmith pretrain`: TOML files, names such as electra-small:crammed, or patterns of names such
+        as 'families/*'.
     out
         Output folder: one run per recipe and seed, report.html and result.json.
     budget
@@ -143,16 +145,17 @@ def compare(
     return result
 
 
-def _read_settings(recipes: list[str], data: Path | None, assignments: list[str]) -> dict[str, PretrainSettings]:
+def _read_settings(recipes: list[str | Path], data: Path | None, assignments: list[str]) -> dict[str, PretrainSettings]:
     """Return the settings of every recipe by a unique name, validated as far as possible without training."""
+    recipes = expand_patterns(recipes)
     if len(recipes) < 2:
         raise InputError(f"at least two recipes are required, but {len(recipes)} were given: {recipes}")
     settings: dict[str, PretrainSettings] = {}
     for recipe in recipes:
-        name = Path(recipe).stem.replace(":", "-")
+        name = Path(recipe).name.removesuffix(".toml").replace(":", "-")
         if name in settings:
             raise InputError(f"two recipes have the name {name!r}; rename one of the files")
-        parsed = PretrainSettings.parse(plain_settings(recipe, data, None, assignments, None), source=recipe)
+        parsed = PretrainSettings.parse(plain_settings(recipe, data, None, assignments, None), source=str(recipe))
         if parsed.data is None:
             raise InputError(f"{recipe}: data is not given; pass --data with a folder written by `bertsmith corpus`")
         try:

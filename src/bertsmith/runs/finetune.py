@@ -84,7 +84,8 @@ def finetune(
     column
         Column for a role of the task, for example label=stars; repeatable.
     recipe
-        TOML file with the settings. --resume uses the recipe of the run.
+        TOML file with the settings, or the name of one that comes with the package (`bertsmith list recipes`). --resume
+        uses the recipe of the run.
     source
         Translation: source column; inferred if exactly two columns contain text.
     target
@@ -120,7 +121,7 @@ def finetune(
     train
         Python only, instead of data: rows as mappings, or tuples of one or two texts and the label.
     """
-    out, recipe = (None if path is None else Path(path) for path in (out, recipe))
+    out = None if out is None else Path(out)
     if resume and out is None:
         raise InputError("--resume needs --out, the folder of the run to resume")
     plain = dict(read_recipe_file(recipe, out if resume else None) or {})

@@ -5,15 +5,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from accelerate import PartialState
-
 from bertsmith.errors import InputError
 from bertsmith.files import read_json, remove_leftovers, write_json, write_text
+from bertsmith.recipes import recipe_path
 from bertsmith.runs.output import RESULT, check_out, claim, lock, unlock, write_result
 from bertsmith.runs.result import Result
 from bertsmith.settings import Plain, Record, check_same
 from bertsmith.toml import read_toml, to_toml
 from bertsmith.training.interrupts import explain_fault
+from bertsmith.training.run_config import process_state
 
 RECIPE = "recipe.toml"
 
@@ -47,7 +47,7 @@ class RunFolder:
             raise InputError("--out is not given; give the folder to write to")
         self.path, self.settings, self.inputs = out, settings, inputs
         self.is_resumed, self.force = resume, force
-        self.state = PartialState(cpu=device == "cpu" or None)
+        self.state = process_state(device)
         self.training = out
         """The folder with the checkpoints of the training in progress."""
         self._is_claimed = False
@@ -107,13 +107,13 @@ class RunFolder:
             check_same(type(self.settings).parse(read_toml(recipe), source=str(recipe)).plain(), self.settings.plain())
 
 
-def read_recipe_file(recipe: Path | None, run: Path | None) -> Plain | None:
-    """Return `recipe` as plain data, else the recipe of `run`, the run to resume, else None."""
+def read_recipe_file(recipe: str | Path | None, run: Path | None) -> Plain | None:
+    """Return `recipe`, a file or a name, as plain data, else the recipe of `run`, the run to resume, else None."""
     if run is not None and not (run / RECIPE).exists():
         raise InputError(f"{str(run)!r} contains no run to resume ({RECIPE} is missing)")
     if recipe is None and run is not None:
         recipe = run / RECIPE
-    return None if recipe is None else read_toml(recipe)
+    return None if recipe is None else read_toml(recipe_path(recipe))
 
 
 def finished_result(folder: Path) -> Plain | None:

@@ -1,8 +1,10 @@
 """`bertsmith list` and `bertsmith info`: names that commands accept, and the content of a model folder."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import getdoc
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +29,7 @@ MAX_LABELS, MAX_LABEL = 8, 40
 TITLES = {
     "models": "Bundled models",
     "presets": "Presets: sizes with random weights",
-    "recipes": "Recipes of pretrain",
+    "recipes": "Recipes of pretrain, finetune (--recipe) and compare",
     "tasks": "Tasks of finetune",
 }
 ListKind = Literal["models", "presets", "recipes", "tasks"]
@@ -105,11 +107,19 @@ def _presets() -> dict[str, str]:
 
 
 def _recipes() -> dict[str, str]:
-    return {name: f"tiers: {', '.join(recipes.tiers_of(name))}" for name in recipes.presets()}
+    named = {name: f"pretrain; tiers: {', '.join(recipes.tiers_of(name))}" for name in recipes.presets()}
+    return named | {name: _first_comment(path) for name, path in recipes.FILES.items()}
 
 
 def _tasks() -> dict[str, str]:
     return {kind: (getdoc(task) or "").split("\n")[0] for kind, task in sorted(TASKS.items())}
+
+
+def _first_comment(path: Path) -> str:
+    """Return the first sentence of a recipe file."""
+    lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
+    text = " ".join(line.removeprefix("# ").strip() for line in lines)
+    return re.split(r"(?<!et al)\. ", text)[0].rstrip(".")
 
 
 def describe_network(config: ModelConfig) -> str:

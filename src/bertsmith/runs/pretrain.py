@@ -46,7 +46,7 @@ class PretrainResult(Result):
 
 
 def pretrain(
-    recipe: Path | None = None,
+    recipe: str | Path | None = None,
     *,
     data: DataFlag[Path | None] = None,
     out: OutFlag[Path | None] = None,
@@ -67,16 +67,9 @@ def pretrain(
     Parameters
     ----------
     recipe
-        TOML file with the settings, or NAME[:TIER], where TIER is paper, crammed (the default) or modern.
+        A TOML file with the settings, or a name that `bertsmith list recipes` prints: a file that comes with the
+        package, such as continue-small, or PRESET[:TIER], where TIER is paper, crammed (the default) or modern.
         --explain prints all settings. --resume uses the recipe of the run.
-        Names: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, electra-small,
-        electra-base, electra-large, convbert-small, convbert-medium-small, convbert-base, deberta-base,
-        deberta-large, deberta-xlarge, deberta-ap-base, deberta-v2-xlarge, deberta-v2-xxlarge,
-        deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base, albert-base,
-        albert-large, albert-xlarge, albert-xxlarge, performer-small, performer-base, performer-relu-small,
-        performer-relu-base, performer-protein-small, performer-protein-deep, lightconv-base, dynamicconv-base,
-        lite-bert-small, lite-bert-base, universal-base, modern-small, modern-base, modern-large,
-        disentangled-small.
     data
         Corpus folder written by `bertsmith corpus`.
     out
@@ -103,7 +96,7 @@ def pretrain(
         Replace the contents of --out.
     """
     start = time.perf_counter()
-    recipe, data, out, branch = (None if path is None else Path(path) for path in (recipe, data, out, branch))
+    data, out, branch = (None if path is None else Path(path) for path in (data, out, branch))
     if resume and out is None:
         raise InputError("--resume needs --out, the folder of the run to resume")
     _check_flags(recipe, resume, budget, branch, decay)
@@ -163,7 +156,9 @@ def run_pretraining(
         return result
 
 
-def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None) -> None:
+def _check_flags(
+    recipe: str | Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None
+) -> None:
     """Raise InputError if flags contradict each other."""
     if (branch is None) != (decay is None):
         raise InputError("--branch and --decay must be given together: the checkpoint and the length of the decay")

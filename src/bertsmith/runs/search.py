@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +34,7 @@ from bertsmith.tasks.data_source import Tables
 from bertsmith.tasks.predictor import TASK_FILE, Predictor
 from bertsmith.training.finetuning import AnySettings, read_data
 from bertsmith.training.log import LOG, read_log
+from bertsmith.training.run_config import process_state
 
 SEARCH = "search.json"
 MODEL_FILES = ("model.safetensors", MASKS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)
@@ -175,7 +175,7 @@ def run_search(
     """Fine-tune with every seed and learning rate in turn; keep the best model."""
     if out is None:
         raise InputError("--out is not given; --seeds and --learning-rates write every run to a folder in it")
-    if PartialState(cpu=device == "cpu" or None).num_processes > 1:
+    if process_state(device).num_processes > 1:
         raise InputError(
             "--seeds and --learning-rates run in one process; with several processes, start one run per --seed"
         )

@@ -131,7 +131,8 @@ def shrink(
     method
         elastic (the default), prune, weights, exits or vocabulary.
     recipe
-        TOML file with the settings. --resume uses the recipe of the run.
+        TOML file with the settings, or the name of one that comes with the package (`bertsmith list recipes`). --resume
+        uses the recipe of the run.
     widths
         With --method elastic: shares of heads and neurons, for example 1 0.75 0.5 0.25 (grid.widths).
     depths
@@ -175,7 +176,7 @@ def shrink(
         Replace the contents of --out.
     """
     out = Path(out)
-    plain = dict(read_recipe_file(None if recipe is None else Path(recipe), out if resume else None) or {})
+    plain = dict(read_recipe_file(recipe, out if resume else None) or {})
     plain |= {name: str(value) for name, value in (("data", data), ("method", method)) if value is not None}
     if model is not None:
         plain["model"] = replace_source(plain.get("model"), model_text(model))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from accelerate import PartialState
 from pydantic import Field, model_validator
 
 from bertsmith.answers.sequences import Answer
@@ -58,7 +57,7 @@ from bertsmith.training.quantising import (
     calibrate_pair_ranges,
     calibrate_ranges,
 )
-from bertsmith.training.run_config import Method, RunConfig
+from bertsmith.training.run_config import Method, RunConfig, process_state
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
 from bertsmith.training.trainer import Trainer
@@ -494,8 +493,7 @@ def training_objective(
 
 def processes_of(device: str) -> int:
     """Return the number of processes; raise InputError if accelerate's config shards the weights."""
-    # PartialState initialises torch.distributed if nothing has so far
-    processes = PartialState(cpu=device_type(device) == "cpu" or None).num_processes
+    processes = process_state(device).num_processes
     if processes > 1 and sharding.is_requested():
         raise InputError(
             "accelerate's config requests sharded weights (FSDP); allowed in fine-tuning: whole copies (DDP), since "

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+from accelerate import PartialState
 from pydantic import Field, model_validator
 
 from bertsmith.data.devices import device_type
@@ -28,6 +29,14 @@ _PEAKS = {
     "V100": 125e12,
     "T4": 65e12,
 }
+
+
+def process_state(device: str) -> PartialState:
+    """Join the processes that `accelerate launch` started, by NCCL for GPUs and by Gloo for CPUs.
+
+    Without a GPU accelerate has to be told so: with its config for GPUs, every process would believe to be alone.
+    """
+    return PartialState(cpu=device_type(device) == "cpu" or None)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -30,6 +30,7 @@ from bertsmith.objectives.distillation.terms import (
     RelationTerm,
 )
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
+from bertsmith.recipes import FILES
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -141,7 +142,7 @@ def test_invalid_inputs_raise(corpus_folder: Path, tmp_path: Path) -> None:
     bertsmith.save(teacher, tmp_path / "other")
     small = ["sequences.length=32", "sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2"]
     small += ["model.preset=bert-tiny", "model.overrides={width=16,layers=2,heads=4,max_length=32}"]
-    recipe = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+    recipe = FILES["bert-tiny-cpu"]
     for changes, words in (
         (["distillation.teacher=headless"], "has no 'masked_tokens' head"),
         (["distillation.teacher=other"], "the student's tokenizer differs from the teacher's"),

@@ -8,10 +8,11 @@ from helpers_finetune import write_task
 
 import bertsmith
 from bertsmith.errors import InputError
+from bertsmith.recipes import FILES
 from bertsmith.runs.finetuning import FinetuneResult
 from bertsmith.runtime import load as load_runtime
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-left-to-right.toml"
+RECIPE = FILES["bert-left-to-right"]
 SMALL = ["sequences.length=32", "sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2"]
 SMALL += ["run.steps=4", "run.checkpoint_every=4", "run.evaluate_every=4", "run.log_every=2", "schedule.warmup=1"]
 SMALL += ["model.overrides={width=16,layers=2,heads=2,max_length=32,dropout=0.1}"]

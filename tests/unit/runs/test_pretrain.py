@@ -8,9 +8,10 @@ import torch
 import bertsmith
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.errors import InputError
+from bertsmith.recipes import FILES
 from bertsmith.text.tokenizer import Tokenizer
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
 SMALL += ["model.overrides={width=32,layers=1,heads=2,max_length=128}"]
 

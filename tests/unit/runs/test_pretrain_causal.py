@@ -10,9 +10,10 @@ import torch
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
+from bertsmith.recipes import FILES
 from bertsmith.toml import to_toml
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.length=32", "sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2"]
 SMALL += ["run.log_every=1", "optimizer.learning_rate=4e-3", "run.checkpoint_every=10", "run.evaluate_every=10"]
 WIDTHS = "width=32,heads=2,max_length=32"

@@ -7,9 +7,10 @@ import pytest
 
 import bertsmith
 from bertsmith import InputError
+from bertsmith.recipes import FILES
 from bertsmith.training.trainer import Trainer
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=1", "run.log_every=1"]
 SMALL += ["run.steps=5", "run.checkpoint_every=2", "run.evaluate_every=5"]
 SIZE = "width=16,layers=2,heads=2,max_length=128,dropout=0.1"

@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 
 import bertsmith
 from bertsmith.models.model import Model
+from bertsmith.recipes import FILES
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
 SMALL += ["model.preset=performer-small", "run.steps=18", "run.evaluate_every=18", "run.checkpoint_every=9"]
 SMALL += ["model.overrides={width=32,layers=2,heads=2,max_length=128,features=24,redraw_every=3}"]

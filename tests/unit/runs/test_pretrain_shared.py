@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import bertsmith
+from bertsmith.recipes import FILES
 from bertsmith.training.trainer import Trainer
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
 SMALL += ["run.steps=8", "run.checkpoint_every=3", "run.evaluate_every=4"]
 SIZE = "width=32,layers=3,heads=2,max_length=128,dropout=0.1"

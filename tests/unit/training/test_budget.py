@@ -6,11 +6,12 @@ import pytest
 
 import bertsmith
 from bertsmith.errors import InputError
+from bertsmith.recipes import FILES
 from bertsmith.toml import read_toml
 from bertsmith.training.budget import Budget, Pace, calibrate, max_steps, steps_within
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+RECIPE = FILES["bert-tiny-cpu"]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
 SMALL += ["model.overrides={width=32,layers=1,heads=2,max_length=128,dropout=0.1}"]
 

@@ -7,7 +7,7 @@ PAGES := src/bertsmith/report/templates src/bertsmith/serving/page
 # without cached bytecode every process would compile PyTorch's sources again, which takes seconds
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-gpu lint bench docs docs-serve clean
+.PHONY: demo test test-slow test-wheel test-gpu lint bench docs docs-serve clean
 
 # installed again when what is to be installed changes; what is never imported need not be compiled
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -27,6 +27,11 @@ test: $(VENV)/.installed
 # what takes minutes: several processes, kills from outside, further graphs
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
+
+# the wheel in dist/, tested in an environment of its own
+test-wheel: $(VENV)/.installed
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+	$(BIN)/python -m pytest -m slow tests/documents/test_wheel.py
 
 # every kernel on a GPU; neighbouring tests go to one process, so that few processes compile the same kernel
 test-gpu: $(VENV)/.installed

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import bertsmith
+from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.hf.writing import NativeChoice, save_hf
-from bertsmith.checkpoint.store import free_folder, read_config
+from bertsmith.checkpoint.store import free_folder, load, read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, check_artefact
 from bertsmith.engines.base import Artefact, Inputs, Precision
 from bertsmith.engines.onnx_engine import OnnxEngine
@@ -234,7 +235,7 @@ _TASK_FILE = "task.json"
 
 
 def export(
-    model: Model,
+    model: Model | str | Path,
     folder: str | Path,
     *,
     to: ExportFormat = "hf",
@@ -246,18 +247,22 @@ def export(
     native: NativeChoice = "auto",
     force: bool = False,
 ) -> str | None:
-    """Export a model with a model card; the folder is written atomically.
+    """Export a model, or the model of a folder with its task, with a model card; the folder is written atomically.
 
     "hf" writes a folder for `transformers` and returns a remark on its format: it opens without Bertsmith if a class
     there computes the same, else after `import bertsmith.hf`; `native` = "always" or "never" forces one. "onnx" writes
     a folder for ONNX Runtime; its graph returns the output of the task head, or the last hidden states, or, with `head`
     = "masked_tokens", the masked-token logits. `samples` are batches that the graph is compared on and that calibrate
-    activations. `task` is the folder of the fine-tuned model, for its task.json and score. `part` selects the encoder
-    or the generator of a model that was trained with a generator.
+    activations. `task` is the folder of a fine-tuned model that is given as an object, for its task.json and score.
+    `part` selects the encoder or the generator of a model that was trained with a generator.
     """
     check_options(to, precision, head)
-    chosen = part_of(model, part)
     final = free_folder(folder, force)
+    if not isinstance(model, Model):
+        source = model_folder(model)
+        task = source if task is None and (source / _TASK_FILE).is_file() else task
+        model = load(source)
+    chosen = part_of(model, part)
     with NewFolder(final) as new:
         if to == "hf":
             content = None if task is None else read_json(_task_file(task))

@@ -5,6 +5,8 @@ working directory has a folder with the same name; use `./small` or a `Path` for
 """
 
 import difflib
+import sys
+from functools import cache
 from pathlib import Path
 
 FOLDERS = {
@@ -22,7 +24,15 @@ def bundled_folder(name: str | Path) -> Path | None:
 
 def model_folder(name: str | Path) -> Path:
     """Return the folder of a bundled model, or else `name` as a path, which need not exist."""
-    return bundled_folder(name) or Path(name)
+    folder = bundled_folder(name)
+    if folder is not None and (Path(name) / "config.json").is_file():
+        _warn_of_namesake(str(name))
+    return folder or Path(name)
+
+
+@cache
+def _warn_of_namesake(name: str) -> None:
+    print(f"bertsmith: {name!r} is the bundled model; the folder of that name is './{name}'", file=sys.stderr)
 
 
 def model_text(name: str | Path) -> str:

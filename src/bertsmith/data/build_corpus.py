@@ -341,9 +341,10 @@ class _Report:
 def _check_same_settings(settings: CorpusSettings, recorded: Mapping[str, object], folder: Path) -> None:
     for name, value in settings.items():
         if recorded.get(name) != value:
+            what = "other files or a changed file" if name == "sources" else f"another {name}"
             raise InputError(
-                f"folder {str(folder)!r} contains a corpus with another {name} ({_short(recorded.get(name))} there, "
-                f"{_short(value)} here); give the same settings to continue it, or another folder"
+                f"folder {str(folder)!r} contains a corpus of {what} ({_short(recorded.get(name))} there, "
+                f"{_short(value)} here); give the same settings to continue it, or --force to start again"
             )
 
 

@@ -16,7 +16,7 @@ from bertsmith.errors import InputError
 from bertsmith.files import write_seal
 from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import RESULT, claim, write_result
-from bertsmith.runs.result import OneShotResult
+from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -123,11 +123,17 @@ def corpus(
     write_seal(out, (MANIFEST, "tokenizer.json"))  # the manifest has the hashes of the shards
     write_result(out, result.to_json())
     console.print(
-        f"[bold]{result.tokens:,} tokens[/bold] in {result.sentences:,} sentences of {result.documents:,} documents "
-        f"({result.megabytes:,} MB of text), {result.held_out_documents:,} documents ({result.held_out_tokens:,} "
-        f"tokens) held out\n{result.seconds} s, {result.megabytes_per_second} MB/s, peak memory "
+        f"[bold]{count_of(result.tokens, 'token')}[/bold] in {count_of(result.sentences, 'sentence')} of "
+        f"{count_of(result.documents, 'document')} ({result.megabytes:,} MB of text), "
+        f"{count_of(result.held_out_documents, 'document')} ({count_of(result.held_out_tokens, 'token')}) held out\n"
+        f"{result.seconds} s, {result.megabytes_per_second} MB/s, peak memory "
         f"{result.peak_memory_mb} MB\nvocabulary {result.vocabulary:,}, tokenizer {result.tokenizer_hash}\n{out}",
         highlight=False,
         soft_wrap=True,
     )
+    if held_out and not result.held_out_documents:
+        print_plain(
+            "nothing is held out: the text is one document, and whole documents are held out. In .txt files, blank "
+            "lines separate documents"
+        )
     return result

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.files import FolderLock, NewFolder, clear, write_json, write_seal
+from bertsmith.files import SEAL, FolderLock, NewFolder, clear, write_json, write_seal
 
 RESULT = "result.json"
 REPORT = "report.html"
@@ -33,7 +33,7 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
         return
     if not force:
         raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
-    if not (out / MARK).is_file():
+    if not (out / MARK).is_file() and not (out / SEAL).is_file():  # Python's save and export write the seal
         raise InputError(
             f"--out {str(out)!r} was not made by a bertsmith command, so --force does not empty it; give another folder"
         )

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from bertsmith.errors import InputError
 from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import claim, write_result
-from bertsmith.runs.result import OneShotResult
+from bertsmith.runs.result import OneShotResult, count_of
 from bertsmith.text.passages import DEFAULT_KINDS, Lengths, Passages, pairs_of, parse_kinds
 from bertsmith.text.readers import find_files, read_documents_with_titles
 
@@ -117,7 +117,8 @@ def pairs(
     write_result(out, result.to_json())
     by_kind = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
     console.print(
-        f"[bold]{result.pairs:,} pairs[/bold] from {read:,} documents in {seconds} s\n{by_kind}\n{out / ROWS}",
+        f"[bold]{count_of(result.pairs, 'pair')}[/bold] from {count_of(read, 'document')} in {seconds} s\n"
+        f"{by_kind}\n{out / ROWS}",
         highlight=False,
         soft_wrap=True,
     )

@@ -27,6 +27,8 @@ from bertsmith.training.pretraining import explain as explain_costs
 from bertsmith.training.summary import TrainingSummary, summarise_training
 from bertsmith.training.trainer import Trainer
 
+DIVERGED = 1.5
+"""Held-out loss, as a multiple of the unigram level, above which a run has diverged."""
 BRANCH = flag_group("Continue from a checkpoint with a decay")
 
 
@@ -244,6 +246,11 @@ def _print_result(result: PretrainResult, out: Path) -> None:
             print_plain(f"held-out replaced-token detection: recall {recall:.1%}, precision {precision:.1%}")
         loss = result.held_out[f"{result.token_term}_loss"]
         print_plain(f"held-out loss{owner} {loss:.3f} (unigram level {result.unigram_level:.3f})")
+        if result.unigram_level is not None and loss > DIVERGED * result.unigram_level:
+            print_plain(
+                "diverged: the model predicts tokens worse than their frequencies do; use a lower learning rate or a "
+                "longer warm-up"
+            )
     print_plain(f"written to {out}: model.safetensors, {REPORT}, {RESULT}")
 
 

@@ -125,8 +125,9 @@ def serve(
             ServedModel.open(folder, name=name, device=device, threads=threads, floor=floor)
             for name, folder in named.items()
         ]
-        if elastic and all(len(one.schedule) == 1 for one in served):
-            raise InputError(f"--elastic is given, but no model has a smaller size that keeps {floor:g} of its score")
+        if floor is not None and all(len(one.schedule) == 1 for one in served):
+            flag = "--elastic" if elastic else "--floor"
+            raise InputError(f"{flag} is given, but no model has a smaller size that keeps {floor:g} of its score")
         schedulers = {one.name: Scheduler(one, scheduler_limits) for one in served}
         for scheduler in schedulers.values():
             scheduler.start()

@@ -13,7 +13,7 @@ from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 from bertsmith.runs.flags import ForceFlag, OutFlag
 from bertsmith.runs.output import check_out, claim, write_result
-from bertsmith.runs.result import OneShotResult, print_plain, spread
+from bertsmith.runs.result import OneShotResult, count_of, print_plain, spread
 from bertsmith.text.extend import Extension, extend_tokenizer
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.readers import find_files, read_documents
@@ -178,8 +178,9 @@ def tokenizer(
         _print_extension(result, result.extension, out, requested)
         return result
     console.print(
-        f"[bold]{kind}[/bold] tokenizer with {result.vocabulary:,} tokens from {result.documents:,} documents "
-        f"({result.megabytes:,} MB) in {result.seconds} s\n{out / 'tokenizer.json'}\nhash {result.hash}",
+        f"[bold]{kind}[/bold] tokenizer with {result.vocabulary:,} tokens from "
+        f"{count_of(result.documents, 'document')} ({result.megabytes:,} MB) in {result.seconds} s\n"
+        f"{out / 'tokenizer.json'}\nhash {result.hash}",
         highlight=False,
         soft_wrap=True,
     )
@@ -207,8 +208,8 @@ def _count_documents(files: list[Path], field: str, count: _TextCount) -> Iterat
 def _print_extension(result: TokenizerResult, extension: ExtensionSummary, out: Path, requested: int) -> None:
     before, after = extension.tokens_per_word_before, extension.tokens_per_word_after
     lines = [
-        f"{extension.tokens_added:,} tokens added, {result.vocabulary:,} in all, from {result.documents:,} documents "
-        f"({result.megabytes:,} MB) in {result.seconds} s",
+        f"{extension.tokens_added:,} tokens added, {result.vocabulary:,} in all, from "
+        f"{count_of(result.documents, 'document')} ({result.megabytes:,} MB) in {result.seconds} s",
         f"tokens per word {before} → {after} ({after / before - 1:+.1%}); "
         f"the split of {extension.words_unchanged:.1%} of the words is unchanged",
         "tokens that save most:",

@@ -1,6 +1,7 @@
 """Shared by all shrink methods: settings, the fine-tuned model with its data, and training in stages."""
 
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from bertsmith.shrinking.importance import Importance, ImportanceConfig, importa
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.data_source import hold_out, parse_columns, task_splits
+from bertsmith.tasks.degenerate import DEGENERATE, has_constant_answers
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -204,7 +206,10 @@ class ShrinkContext:
         """Score a model on dev, on the device of the fine-tuned model."""
         objective = self.settings.task.objective(self.train.examples).for_evaluation()
         evaluator = Evaluator(self.settings.task, *self.dev, self.settings.sequences, objective)
-        return evaluator.evaluate(model.to(self.model.device).eval())
+        evaluation = evaluator.evaluate(model.to(self.model.device).eval())
+        if model is self.model and has_constant_answers(evaluator.task, evaluator.examples, evaluator.answers):
+            print(f"bertsmith: {DEGENERATE}", file=sys.stderr)
+        return evaluation
 
     def importance(self, model: Model, config: ImportanceConfig, seed: int) -> Importance:
         """Measure the importance of all units of a model on training examples."""

@@ -16,7 +16,7 @@ from bertsmith.tasks.texts import text_columns
 from bertsmith.text.hub import named_rows
 from bertsmith.text.readers import SPLIT_NAMES
 from bertsmith.text.rows import Table, read_number, table_of
-from bertsmith.text.table_files import squad_table
+from bertsmith.text.table_files import json_table
 from bertsmith.text.tables import ROW_NAMES, Splits, folder_splits, open_splits
 
 
@@ -44,21 +44,21 @@ class GlueSplits(Splits):
         return InputError(f"--data {str(self.folder)!r} has no {split}.tsv; {nearest(split, available)}")
 
 
-class SquadSplits(Splits):
-    """Official SQuAD files, such as train-v1.1.json: a folder of them, or a single file."""
+class JsonSplits(Splits):
+    """Files of JSON: arrays of rows, or official SQuAD files such as train-v1.1.json; a folder of them, or one file."""
 
     def __init__(self, path: Path, file_is: str) -> None:
         self.path, self.file_is = path, file_is
 
     def find(self, split: str) -> Table | None:
         if self.path.is_file():
-            return squad_table(self.path) if split == self.file_is else None
+            return json_table(self.path) if split == self.file_is else None
         names = SPLIT_NAMES.get(split, (split,))
         files = sorted(file for name in names for file in self.path.glob(f"{name}*.json"))
         if len(files) > 1:
             listed = " and ".join(file.name for file in files)
             raise InputError(f"--data {str(self.path)!r} has {listed} for one split; keep one of them")
-        return squad_table(files[0]) if files else None
+        return json_table(files[0]) if files else None
 
     def missing(self, split: str) -> InputError:
         return InputError(f"--data {str(self.path)!r} has no {split} split, such as {split}-v1.1.json")
@@ -69,7 +69,7 @@ def task_splits(data: str | Path, *, file_is: str = "train") -> Splits:
     path = Path(data)
     is_json = path.suffix.lower() == ".json" and path.is_file()
     if is_json or (path.is_dir() and not folder_splits(path) and any(path.glob("*.json"))):
-        return SquadSplits(path, file_is)
+        return JsonSplits(path, file_is)
     is_glue = path.name in GLUE and path.is_dir()
     return GlueSplits(path) if is_glue and any(path.glob("*.tsv")) else open_splits(data, file_is=file_is)
 

@@ -12,6 +12,13 @@ _MAX_PERMUTED_LABELS = 6  # permutations are tried up to this number of labels
 _MIN_GAIN = 5.0  # points of accuracy by which a permutation must be better
 
 
+DEGENERATE = (
+    "degenerate: the fine-tuned model predicts the same answer for every row of dev, so shares of its score mean "
+    "nothing; fine-tune it again with another seed, a lower learning rate or more epochs"
+)
+"""Notice for a model that a smaller one is compared with."""
+
+
 def has_constant_answers(task: Task[Any], examples: Sequence[Any], answers: Sequence[AnswerData]) -> bool:
     """Whether all answers are equal although the correct ones differ."""
     predicted, correct = [answer["answer"] for answer in answers], [task.gold(example) for example in examples]

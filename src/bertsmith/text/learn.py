@@ -34,6 +34,10 @@ _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 _BYTE_TOKEN_LETTERS = "<0x123456789ABCDEF>"
 
 
+MAX_VOCABULARY = 2_000_000
+"""Maximum size; the tokenizer library reserves memory for all tokens and aborts if there is too little."""
+
+
 def learn_tokenizer(
     documents: Iterable[str],
     kind: Kind,
@@ -56,8 +60,8 @@ def learn_tokenizer(
     """
     if kind not in get_args(Kind):
         raise InputError(f"kind is {kind!r}; {nearest(str(kind), get_args(Kind))}")
-    if vocabulary < 1:
-        raise InputError(f"vocabulary is {vocabulary}; it must be at least 1")
+    if not 1 <= vocabulary <= MAX_VOCABULARY:
+        raise InputError(f"vocabulary is {vocabulary}; allowed: 1 to {MAX_VOCABULARY:,}")
     if minimum_frequency < 1:
         raise InputError(f"minimum_frequency is {minimum_frequency}; it must be at least 1")
     if kind != "characters" and (alphabet is not None or marks_words):

@@ -121,14 +121,19 @@ def is_squad(content: object) -> bool:
     )
 
 
-def squad_table(file: Path) -> Table:
-    """Read the questions of a SQuAD file, numbered from 1."""
+def json_table(file: Path) -> Table:
+    """Read a .json file: an array of rows, or the questions of a SQuAD file, numbered from 1."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InputError(f"file {str(file)!r} cannot be read as JSON: {error}") from None
+    if isinstance(content, list):
+        return _array_table(file, content)
     if not is_squad(content):
-        raise InputError(f"file {str(file)!r} has no list 'data' of articles with 'paragraphs', as in SQuAD files")
+        raise InputError(
+            f"file {str(file)!r} is neither an array of rows nor an object with a list 'data' of articles with "
+            "'paragraphs', as in SQuAD files"
+        )
     try:
         rows = list(_squad_rows(content["data"]))
     except (KeyError, TypeError, AttributeError) as error:
@@ -136,6 +141,15 @@ def squad_table(file: Path) -> Table:
     if not rows:
         raise InputError(f"file {str(file)!r} has no questions")
     return Table(f"file {str(file)!r}", rows, range(1, len(rows) + 1), "question")
+
+
+def _array_table(file: Path, rows: list[Any]) -> Table:
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise InputError(f"file {str(file)!r} row {number} is {row!r:.60}; allowed: an object with named columns")
+    if not rows:
+        raise InputError(f"file {str(file)!r} has no rows")
+    return Table(f"file {str(file)!r}", rows, range(1, len(rows) + 1), "row")
 
 
 def _squad_rows(articles: list[Any]) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.published import PRESETS
 from bertsmith.runs.result import print_explanation
 from bertsmith.tasks import TASKS
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.text.table_files import table_rows
 from bertsmith.training.pretraining import PretrainSettings
 
@@ -110,3 +111,50 @@ def test_help_groups_flags_by_method(capsys: pytest.CaptureFixture[str]) -> None
     main(["shrink", "--help"])
     output = capsys.readouterr().out
     assert output.index("With --method prune") < output.index("--keep") < output.index("With --method vocabulary")
+
+
+def test_export_in_python_and_on_the_command_line_share_folders(tmp_path: Path) -> None:
+    rows = [("it works", "good"), ("it broke", "bad")] * 4
+    network = "model.overrides={width=16,layers=1,heads=2}"
+    bertsmith.finetune("bert-tiny", train=rows, dev=rows, out=tmp_path / "run", set=["run.epochs=1.0", network])
+    bertsmith.export(tmp_path / "run", tmp_path / "hf")
+    assert (tmp_path / "hf" / "task.json").is_file()
+    main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "hf"), "-f"])
+
+
+def test_corpus_of_one_document_holds_nothing_out_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.txt").write_text("A single document.\n")
+    main(
+        ["corpus", str(tmp_path / "one.txt"), "--tokenizer", "small", "-o", str(tmp_path / "corpus"), "--workers", "1"]
+    )
+    output = capsys.readouterr().out
+    assert "in 1 sentence of 1 document" in output
+    assert "nothing is held out" in output
+
+
+def test_vocabulary_beyond_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("some words\n")
+    with pytest.raises(SystemExit):
+        main(["tokenizer", str(tmp_path / "text.txt"), "--vocabulary", "999999999", "-o", str(tmp_path / "out")])
+    assert "vocabulary is 999999999; allowed: 1 to 2,000,000" in capsys.readouterr().err
+
+
+def test_folder_with_a_bundled_name_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text("{}")
+    main(["info", "small"])
+    assert "'small' is the bundled model; the folder of that name is './small'" in capsys.readouterr().err
+
+
+def test_json_arrays_are_data(tmp_path: Path) -> None:
+    rows = [{"text": "it works", "label": "good"}, {"text": "it broke", "label": "bad"}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert task_splits(tmp_path / "rows.json").read("train").rows == rows
+    (tmp_path / "rows.json").write_text("[1]")
+    with pytest.raises(InputError, match="row 1 is 1; allowed: an object with named columns"):
+        task_splits(tmp_path / "rows.json").read("train")

@@ -20,7 +20,7 @@ from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
-from bertsmith.text.table_files import squad_table
+from bertsmith.text.table_files import json_table
 
 STORY = "Anna the smith forged an iron gate in spring. Berta, her sister, mended seven lanterns near the harbour."
 QUESTIONS = [
@@ -94,7 +94,7 @@ def test_official_file_gives_equal_examples(tmp_path: Path) -> None:
     content = {"version": "v2.0", "data": [{"title": "Smiths", "paragraphs": [{"context": STORY, "qas": qas}]}]}
     file = tmp_path / "train-v2.0.json"
     file.write_text(json.dumps(content), encoding="utf-8")
-    table = squad_table(file)
+    table = json_table(file)
     assert table.location(1) == f"file {str(file)!r} question 2"
     assert SpanAnswers().examples(table) == SpanAnswers().examples(table_of(_rows(), "train"))
     as_pairs = [{**row, "answers": question["answers"]} for row, question in zip(_rows(), qas, strict=True)]
@@ -106,7 +106,7 @@ def test_malformed_official_file_raises(tmp_path: Path, content: str) -> None:
     file = tmp_path / "train.json"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=r"train\.json"):
-        squad_table(file)
+        json_table(file)
 
 
 def test_wrong_answer_start_is_repaired_if_the_answer_occurs_once() -> None:

@@ -25,13 +25,16 @@ from bertsmith.shrinking.fit.measure import (
     Conditions,
     Measurer,
     ProcessTiming,
+    Timing,
     fingerprint,
+    least_disturbed,
     versions,
 )
 from bertsmith.shrinking.fit.settings import MeasureConfig
 from bertsmith.shrinking.fit.store import Measurements, Value, digest
 from bertsmith.shrinking.fit.table import LayerShape, ModeTables, stack_config, table_stacks
 from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.degenerate import has_constant_answers
 from bertsmith.tasks.metrics.base import confidence_interval
 from bertsmith.tasks.outputs import item_outputs
 from bertsmith.tasks.predictor import Predictor, TaskRecord, sample_inputs, write_task_record
@@ -81,6 +84,12 @@ class Scorer:
         outputs = item_outputs(SubnetRunner(self.model, subnet), features, self.record.sequences)
         answers = self.record.task.answers(examples, features, outputs)
         return _finite_score(self.record.task.evaluate(examples, answers))
+
+    def is_degenerate(self) -> bool:
+        """Whether the whole model gives the same answer to all examples that candidates are ranked on."""
+        outputs = item_outputs(SubnetRunner(self.model, Subnet()), self.ranking_features, self.record.sequences)
+        answers = self.record.task.answers(self.ranking_examples, self.ranking_features, outputs)
+        return has_constant_answers(self.record.task, self.ranking_examples, answers)
 
     def score_artefact(self, folder: Path) -> ArtefactScore:
         """Return the scores of an artefact on all examples, as `bertsmith evaluate` computes them."""
@@ -165,10 +174,10 @@ class Bench:
                 small.tokenizer = model.tokenizer
                 folders.append(self._write(small, mode, self.work / f"table-{index}"))
             sizes = [_bytes(folder) for folder in folders]
-            timing = self.measurer(folders, self.conditions, self.config.table_runs, self.config.seconds)
+            timing = self._time(folders, self.config.table_runs)
             for folder in folders:
                 shutil.rmtree(folder)
-            return {"latencies": timing.latencies, "sizes": sizes}
+            return {"latencies": timing.latencies, "sizes": sizes, "processor_share": timing.processor_share}
 
         value = self.store.get_or_measure(key, measure)
         return ModeTables.of(stacks, value["latencies"], value["sizes"])
@@ -191,11 +200,14 @@ class Bench:
         }
 
         def measure() -> Value:
-            timing = self.measurer([self.folder(candidate)], self.conditions, self.config.runs, self.config.seconds)
+            timing = self._time([self.folder(candidate)], self.config.runs)
             memory = {"memory_mb": timing.memory_mb, "memory_of_model_mb": timing.memory_of_model_mb}
             return {"latency": timing.latencies[0], **memory, "processor_share": timing.processor_share}
 
         return ProcessTiming(**self.store.get_or_measure(key, measure))
+
+    def _time(self, folders: Sequence[Path], runs: int) -> Timing:
+        return least_disturbed(self.measurer, folders, self.conditions, runs, self.config.seconds)
 
     def score(self, candidate: Candidate) -> ArtefactScore:
         """Score the artefact of a candidate on all of dev."""

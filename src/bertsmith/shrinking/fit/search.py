@@ -27,11 +27,12 @@ from bertsmith.shrinking.fit.candidates import (
 )
 from bertsmith.shrinking.fit.evolution import Space, evolve
 from bertsmith.shrinking.fit.finals import Finals, Watch, first_line, nearest_miss
-from bertsmith.shrinking.fit.measure import Conditions, Measurer, Workload, in_fresh_process, usable_cores
+from bertsmith.shrinking.fit.measure import BUSY, Conditions, Measurer, Workload, in_fresh_process, usable_cores
 from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
 from bertsmith.tasks.data_source import hold_out, task_splits
+from bertsmith.tasks.degenerate import DEGENERATE
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -97,6 +98,8 @@ def prepare(settings: FitSettings) -> FitInputs:
             "the model is not elastic (it has no elastic.json), so its smaller sub-networks were never trained; "
             "bertsmith shrink trains them"
         )
+    if scorer.is_degenerate():
+        notices.append(DEGENERATE)
     return FitInputs(settings, model, record, table, train, scorer, conditions, grid, is_elastic, modes, notices)
 
 
@@ -125,7 +128,6 @@ def _is_trained_on(settings: FitSettings) -> bool:
 
 
 MAX_EVOLVED = 10  # sub-networks of the evolution that become candidates
-BUSY = 0.9  # processor share below which a measurement was disturbed by other programs
 WORST = 1e12  # penalty that ranks candidates below the minimum score after all others
 Scores = dict[Subnet, float]
 

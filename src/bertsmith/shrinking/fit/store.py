@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.shrinking.fit.measure import BUSY
 
 MEASUREMENTS = "measurements.jsonl"
 Value = dict[str, Any]
@@ -22,7 +23,10 @@ def cache_file() -> Path:
 
 
 class Measurements:
-    """Earlier and new measurements; each new one is written to disk immediately."""
+    """Earlier and new measurements; each new one is written to disk immediately.
+
+    A measurement that other programs disturbed is recorded in the run, but never reused.
+    """
 
     def __init__(self, path: Path, earlier: Sequence[Path] = (), copies: Sequence[Path] = ()) -> None:
         self.path, self.copies = path, copies
@@ -47,7 +51,7 @@ class Measurements:
     def _add(self, key: Value, value: Value) -> None:
         line = json.dumps({"key": key, "value": value, "at": round(time.time())}, ensure_ascii=False)
         _append(self.path, line)
-        for copy in self.copies:
+        for copy in () if _is_disturbed(value) else self.copies:
             try:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 _append(copy, line)
@@ -62,9 +66,15 @@ class Measurements:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-                self._values[_canonical(row["key"])] = dict(row["value"])
+                value = dict(row["value"])
+                if not _is_disturbed(value):
+                    self._values[_canonical(row["key"])] = value
             except (ValueError, KeyError, TypeError):
                 continue  # a line cut off by a crash
+
+
+def _is_disturbed(value: Value) -> bool:
+    return bool(value.get("processor_share", 1.0) < BUSY)
 
 
 def earlier_file(path: Path) -> Path:

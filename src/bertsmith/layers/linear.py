@@ -81,8 +81,10 @@ class ElasticLinear(LinearLayer):
             hidden = (by_unit * gate[:, None]).flatten(-3)
         weight, bias = self.prefix(used.keep_in, used.keep_out)
         if parts is not None:
-            weight = weight.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
-            bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
+            first, last, _ = parts.indices(self.parts)
+            size = len(weight) // self.parts
+            rows = slice(first * size, last * size)
+            weight, bias = weight[rows], None if bias is None else bias[rows]
         if weight is self.weight and self.packed.serves(hidden, weight):
             return self.packed.product(hidden, weight, bias)
         return linear(hidden, weight, bias)

@@ -146,7 +146,7 @@ def transformer(size: TransformerSize) -> ModelConfig:
     decoder_layer = encoder_layer.changed(mixer=encoder_layer.mixer.changed(is_causal=True), cross=attention)
     embedding = size.embedding(positions=size.positions, is_scaled=True, has_norm=False, types=0)
     encoder = size.encoder(embedding, *[encoder_layer] * size.layers)
-    decoder = size.encoder(embedding.changed(table="given"), *[decoder_layer] * size.layers)
+    decoder = size.encoder(embedding.changed(table="given"), *[decoder_layer] * (size.decoder_layers or size.layers))
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
 
 

@@ -191,6 +191,8 @@ class TransformerSize(Size):
     """A size of the Transformer; every row of the paper's table of variations is an override."""
 
     neurons: Count
+    decoder_layers: Count | None = None
+    """Blocks of the decoder; None for as many as the encoder has layers."""
     head_width: int | None = None
     value_width: int | None = None
     positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"

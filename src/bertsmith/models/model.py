@@ -366,11 +366,13 @@ class Model(nn.Module):
     def evaluating(self) -> Iterator[None]:
         """Switch to eval mode, and back to the previous mode on exit."""
         was_training = self.training
-        self.eval()
+        if any(module.training for module in self.modules()):  # setting the mode of every module takes far longer
+            self.eval()
         try:
             yield
         finally:
-            self.train(was_training)
+            if was_training:
+                self.train()
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer; raise InputError if it has none."""

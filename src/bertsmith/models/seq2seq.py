@@ -26,7 +26,7 @@ class GenerationConfig(Record):
 
     method: Literal["beam", "greedy", "sample"] = "beam"
     beam: int = Field(default=4, gt=0)
-    """Beam size, for method = "beam"."""
+    """Beam size, for method = "beam"; 1 is greedy search."""
     length_penalty: float = Field(default=0.6, ge=0)
     """α of log P / ((5 + length) / 6)^α, by which finished hypotheses are ranked; 0 for none."""
     extra_length: int = Field(default=50, ge=0)
@@ -147,14 +147,13 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
     """Return the best hypothesis of every row, without start and end tokens; rows are independent of each other.
 
     Each step considers 2 · beam continuations, so that `beam` alive hypotheses remain even if others end. A row is done
-    when no alive hypothesis can overtake its best finished one, even at the most favourable length. A beam of 1 stops
-    at its first end token.
+    when no alive hypothesis can overtake its best finished one, even at the most favourable length. A beam of 1 is
+    greedy search, which `write` does in less time.
 
     Shape: limits (rows,), the maximum number of tokens of each sequence.
     """
     rows, beam = steps.rows, config.beam
     device = limits.device
-    candidates = 2 * beam if beam > 1 else 1
     steps.repeat(beam)
     first_row = torch.arange(rows, device=device)[:, None] * beam
     alive = torch.full((rows, beam), -torch.inf, device=device)
@@ -169,7 +168,7 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
         scores = steps.next(alive_tokens[:, :, -1].flatten()).unflatten(0, (rows, beam))
         length += 1
         sums = alive[:, :, None] + scores  # (rows, beam, vocabulary)
-        best, index = sums.flatten(1).topk(candidates)  # (rows, candidates)
+        best, index = sums.flatten(1).topk(2 * beam)  # (rows, candidates)
         origin, token = index // scores.shape[-1], index % scores.shape[-1]
         grown = _pick(alive_tokens, origin)
         grown = torch.cat([grown, token[:, :, None]], dim=2)  # (rows, candidates, 1 + length)
@@ -183,10 +182,7 @@ def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, li
         finished_tokens = _pick(torch.cat([finished_tokens, grown], dim=1), kept)
 
         continuing = torch.where(is_end, -torch.inf, best)
-        if candidates < beam + 1:
-            alive, chosen = continuing, torch.zeros_like(index)
-        else:
-            alive, chosen = continuing.topk(beam)
+        alive, chosen = continuing.topk(beam)
         alive_tokens = _pick(grown, chosen)
         steps.select((first_row + origin.gather(1, chosen)).flatten())
 
@@ -286,7 +282,7 @@ class Seq2Seq(Model):
                 steps = begin(memory)
             else:
                 steps = Steps(self.decoder, self.scores, memory, table=table, subnet=subnet, constraint=constraint)
-            decode = beam_search if config.method == "beam" else write
+            decode = beam_search if config.method == "beam" and config.beam > 1 else write
             return decode(steps, config, start, end, limits)
 
     def translate(

@@ -26,16 +26,18 @@ from bertsmith.objectives.base import Objective, Share, Sums, Term, wide
 from bertsmith.objectives.translation import TeacherForced, require_seq2seq, smoothed_loss
 from bertsmith.settings import Record
 
-CHUNK_SCORES = 2**23
-"""Scores over the vocabulary that are kept at a time: N exits would otherwise keep N times as many as one head."""
+CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**23}
+"""Scores over the vocabulary that are computed at a time; chunks in the cache of a CPU take half the time."""
+KEPT_SCORES = 2**26
+"""Scores of all heads up to which they are kept for the backward pass; more are computed again, chunk by chunk."""
 
 
 class OracleConfig(Record):
     """Targets of a chooser: the exits of largest score - extra_cost · blocks."""
 
-    score: Literal["likelihood", "correctness"] = "likelihood"
-    """The log-probability of the right token, or 1 if it is the likeliest one; summed over a sequence with
-    choose = "sequence"."""
+    score: Literal["likelihood", "correctness", "agreement"] = "likelihood"
+    """The log-probability of the right token; 1 if it is the likeliest one; or 1 if the exit's likeliest token is the
+    last head's. Summed over a sequence with choose = "sequence"."""
     extra_cost: float = Field(default=0.1, ge=0)
     """λ: the score that one more block must add."""
     neighbours: float = Field(default=0.0, ge=0)
@@ -48,8 +50,8 @@ class OracleConfig(Record):
 class ExitScores:
     """Losses and predictions of all heads for the right tokens, the last block's head last; only `loss` has a gradient.
 
-    Shape: log_likelihoods, probabilities and are_right (heads, tokens), 0 at padding; loss (heads,),
-    sums over tokens.
+    Shape: log_likelihoods, probabilities, are_right and predictions (heads, tokens), 0 at padding; loss (heads,), sums
+    over tokens.
     """
 
     loss: Tensor
@@ -57,6 +59,15 @@ class ExitScores:
     probabilities: Tensor
     """Probability of the likeliest token."""
     are_right: Tensor
+    predictions: Tensor
+    """The likeliest token."""
+
+    def values(self, score: Literal["likelihood", "correctness", "agreement"]) -> Tensor:
+        """Return the score of every head for every token, which an oracle weighs against its cost."""
+        if score == "likelihood":
+            return self.log_likelihoods
+        agrees = self.predictions == self.predictions[-1]
+        return (self.are_right if score == "correctness" else agrees).to(self.log_likelihoods)
 
 
 class DepthLearning(Objective[PairBatch, TeacherForced]):
@@ -138,7 +149,7 @@ class DepthLearning(Objective[PairBatch, TeacherForced]):
             _flat(output.normalised(1)).detach(),
             [_flat(output.normalised(layer)).detach() for layer in self.layers],
         )
-        values = scores.log_likelihoods if self.oracle.score == "likelihood" else scores.are_right.float()
+        values = scores.values(self.oracle.score)
         layout, is_target = batch.target_layout, batch.expected.flatten() != IGNORED
         if self._is_by_sequence:
             values, is_target = sum_by_sequence(values, layout, batch.target), torch.ones_like(logs[:, 0]).bool()
@@ -166,30 +177,32 @@ def exit_scores(
     """Score the right tokens by every exit and by the last head, a few tokens at a time."""
     expected = batch.expected.flatten()
     vocabulary = model.decoder_vocabulary
-    size = max(1, CHUNK_SCORES // vocabulary)
+    size = max(1, CHUNK_SCORES[expected.device.type] // vocabulary)
 
     def chunk(layer: int | None, states: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         scores = model.scores(states) if layer is None else model.exit_scores(layer, states)
         smoothed, _ = smoothed_loss(scores, targets, vocabulary, smoothing)
         with torch.no_grad():
-            logs, is_target = wide(scores).log_softmax(-1), targets != IGNORED
-            likely, token = logs.max(-1)
-            right = logs.gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
-        rows = torch.where(is_target, torch.stack([right, likely.exp(), (token == targets).to(right)]), 0.0)
-        return smoothed, rows
+            total, is_target = wide(scores).logsumexp(-1), targets != IGNORED
+            likeliest, token = wide(scores).max(-1)
+            right = wide(scores).gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
+        rows = torch.where(is_target, torch.stack([right - total, (likeliest - total).exp()]), 0.0)
+        return smoothed, rows, torch.where(is_target, token, 0)
 
-    losses, tables = [], []
+    def recomputed(layer: int | None, states: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        return checkpoint(chunk, layer, states, targets, use_reentrant=False, preserve_rng_state=False)
+
+    score = chunk if (len(layers) + 1) * len(expected) * vocabulary <= KEPT_SCORES else recomputed
+    losses, tables, predictions = [], [], []
     for layer in (*layers, None):
         states = _flat(output.last if layer is None else output.normalised(layer))
-        # the backward pass recomputes the scores, so that only one chunk of them is in memory
-        parts = [
-            checkpoint(chunk, layer, *part, use_reentrant=False, preserve_rng_state=False)
-            for part in zip(states.split(size), expected.split(size), strict=True)
-        ]
-        losses.append(torch.stack([loss for loss, _ in parts]).sum())
-        tables.append(torch.cat([table for _, table in parts], dim=-1))
-    likelihoods, probabilities, are_right = torch.stack(tables, dim=1).unbind()
-    return ExitScores(torch.stack(losses), likelihoods, probabilities, are_right.bool())
+        parts = [score(layer, *part) for part in zip(states.split(size), expected.split(size), strict=True)]
+        losses.append(torch.stack([loss for loss, _, _ in parts]).sum())
+        tables.append(torch.cat([table for _, table, _ in parts], dim=-1))
+        predictions.append(torch.cat([tokens for _, _, tokens in parts]))
+    likelihoods, probabilities = torch.stack(tables, dim=1).unbind()
+    predicted = torch.stack(predictions)
+    return ExitScores(torch.stack(losses), likelihoods, probabilities, predicted == expected, predicted)
 
 
 def oracle_exits(values: Tensor, layers: Sequence[int], extra_cost: float) -> Tensor:

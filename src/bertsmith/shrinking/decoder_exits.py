@@ -51,6 +51,8 @@ class DecoderExitHeadsConfig(Record):
     """Whether exits share the token table with the last head or have a matrix of their own each."""
     choose: Choose = "confidence"
     """Choice of the exit of each token (docs/how-to/exits.md)."""
+    neurons: int = Field(default=0, ge=0)
+    """Neurons of a hidden layer in the classifier that chooses; 0 for a linear one."""
 
 
 class DepthRuleConfig(Record):
@@ -110,9 +112,7 @@ def with_decoder_exits(model: Seq2Seq, settings: DecoderExitSettings) -> Seq2Seq
     layers = choice.layers or tuple(range(1, depth))
     if not layers:
         raise InputError("the decoder has one block; exits need at least 2")
-    exits = DecoderExitsConfig.parse(
-        {"layers": layers, "is_tied": choice.is_tied, "choose": choice.choose}, source="exits"
-    )
+    exits = DecoderExitsConfig.parse({**choice.plain(), "layers": layers}, source="exits")
     if settings.leave.blocks is not None and settings.leave.blocks < layers[0]:
         raise InputError(
             f"leave.blocks is {settings.leave.blocks:g}, but the first exit is after block {layers[0]}; allowed: "

@@ -17,6 +17,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives import depth
 from bertsmith.objectives.depth import (
     DepthLearning,
+    ExitScores,
     OracleConfig,
     oracle_exits,
     smooth_over_neighbours,
@@ -87,7 +88,8 @@ def test_chunks_change_nothing(made: tuple[Model, Pairs], monkeypatch: pytest.Mo
     model, batch = with_exits(made[0], "geometric"), batches(made, "packed")[0]
     objective = learning(model)
     whole = objective(model, objective.prepare(batch, 0))
-    monkeypatch.setattr(depth, "CHUNK_SCORES", 3 * model.config.decoder.vocabulary)
+    monkeypatch.setattr(depth, "CHUNK_SCORES", {"cpu": 3 * model.config.decoder.vocabulary})
+    monkeypatch.setattr(depth, "KEPT_SCORES", 0)
     chunked = objective(model, objective.prepare(batch, 0))
     for name, sums in whole.items():
         torch.testing.assert_close(chunked[name].loss, sums.loss)
@@ -139,7 +141,15 @@ def test_oracle_by_hand() -> None:
     torch.testing.assert_close(smoothed, expected)
 
 
-@pytest.mark.parametrize("score", ["likelihood", "correctness"])
+def test_agreement_is_with_the_last_head() -> None:
+    predictions = torch.tensor([[7, 4, 2], [7, 3, 9], [7, 3, 5]])  # of three heads for three tokens
+    rows = torch.zeros(3, 3)
+    values = ExitScores(torch.zeros(3), rows, rows, rows.bool(), predictions).values("agreement")
+    assert values.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert oracle_exits(values, (1, 2, 3), 0.1).tolist() == [0, 1, 2]  # the first exit that agrees
+
+
+@pytest.mark.parametrize("score", ["likelihood", "correctness", "agreement"])
 def test_very_costly_blocks_teach_the_first_exit(made: tuple[Model, Pairs], score: str) -> None:
     model, batch = with_exits(made[0], "multinomial"), batches(made, "packed")[0]
     objective = learning(model, oracle=OracleConfig(extra_cost=1e6, score=score))

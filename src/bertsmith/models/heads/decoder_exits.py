@@ -40,6 +40,8 @@ class DecoderExitsConfig(HeadConfig):
     """Choice of the exit: by the probability of the likeliest token ("confidence", nothing to train), or by a
     classifier that reads the source ("sequence"), the hidden states after the first block ("multinomial") or those
     after every exit ("geometric")."""
+    neurons: int = Field(default=0, ge=0)
+    """Neurons of a hidden layer in that classifier; 0 for a linear one, as published."""
     rule: DepthRule | None = None
     """None: all blocks are computed."""
 
@@ -73,7 +75,7 @@ class DecoderExits(nn.Module):
         self.layers = config.layers
         own = None if config.is_tied else vocabulary
         self.by_layer = nn.ModuleDict({str(layer): DecoderExit(width, own) for layer in config.layers})
-        self.chooser = CHOOSERS[config.choose](width, len(config.layers))
+        self.chooser = CHOOSERS[config.choose](width, len(config.layers), config.neurons)
 
     def forward(self, layer: int, hidden: Tensor, table_scores: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the scores of the next token at the exit after block `layer`: (…, width) -> (…, vocabulary).
@@ -95,6 +97,12 @@ class DecoderExit(nn.Module):
     def forward(self, hidden: Tensor, table_scores: Callable[[Tensor], Tensor]) -> Tensor:
         hidden = self.norm(hidden)
         return table_scores(hidden) if self.table is None else token_scores(hidden, self.table, None)
+
+
+def _classifier(width: int, classes: int, neurons: int) -> nn.Module:
+    if not neurons:
+        return nn.Linear(width, classes)
+    return nn.Sequential(nn.Linear(width, neurons), nn.ReLU(), nn.Linear(neurons, classes))
 
 
 class Chooser(nn.Module, ABC):
@@ -120,7 +128,7 @@ class Chooser(nn.Module, ABC):
 class NoChooser(Chooser):
     """The chooser of confidence: thresholds on the predictions themselves."""
 
-    def __init__(self, width: int, exits: int) -> None:
+    def __init__(self, width: int, exits: int, neurons: int = 0) -> None:
         super().__init__()
 
     @property
@@ -134,9 +142,9 @@ class NoChooser(Chooser):
 class SequenceChooser(Chooser):
     """One exit for all tokens of a sequence: softmax(W · mean of the encoder's hidden states + b)."""
 
-    def __init__(self, width: int, exits: int) -> None:
+    def __init__(self, width: int, exits: int, neurons: int = 0) -> None:
         super().__init__()
-        self.score = nn.Linear(width, exits + 1)
+        self.score = _classifier(width, exits + 1, neurons)
 
     def log_probabilities(self, source: Tensor, first: Tensor, at_exits: Sequence[Tensor]) -> Tensor:
         scores: Tensor = self.score(source)
@@ -146,9 +154,9 @@ class SequenceChooser(Chooser):
 class MultinomialChooser(Chooser):
     """The exit of each token, chosen after the first block: softmax(W · hidden state + b)."""
 
-    def __init__(self, width: int, exits: int) -> None:
+    def __init__(self, width: int, exits: int, neurons: int = 0) -> None:
         super().__init__()
-        self.score = nn.Linear(width, exits + 1)
+        self.score = _classifier(width, exits + 1, neurons)
 
     def log_probabilities(self, source: Tensor, first: Tensor, at_exits: Sequence[Tensor]) -> Tensor:
         scores: Tensor = self.score(first)
@@ -158,9 +166,9 @@ class MultinomialChooser(Chooser):
 class GeometricChooser(Chooser):
     """A probability χ of stopping at every exit: q(n) = χ(n) · Π (1 - χ) of those before; the last takes the rest."""
 
-    def __init__(self, width: int, exits: int) -> None:
+    def __init__(self, width: int, exits: int, neurons: int = 0) -> None:
         super().__init__()
-        self.score = nn.ModuleList([nn.Linear(width, 1) for _ in range(exits)])
+        self.score = nn.ModuleList([_classifier(width, 1, neurons) for _ in range(exits)])
 
     def stop_scores(self, index: int, hidden: Tensor) -> Tensor:
         """Return the scores of stopping at an exit, before the sigmoid: (…, width) -> (…,)."""

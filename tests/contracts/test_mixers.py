@@ -180,16 +180,19 @@ def test_step_by_step_equals_forward(name: str, heads: int | None) -> None:
 
 @pytest.mark.parametrize("name", CAUSAL_CASES)
 @pytest.mark.parametrize("heads", [None, 2])
-def test_absorbed_tokens_are_seen_by_later_steps(name: str, heads: int | None) -> None:
+@pytest.mark.parametrize("waiting", [(0, 3, 4, 7, 10), (0, 1, 2, 3, 4, 5, 6, 8, 9)])
+def test_absorbed_tokens_are_seen_by_later_steps(name: str, heads: int | None, waiting: tuple[int, ...]) -> None:
     mixer, cut = make(name), None if heads is None else LayerCut(heads, 1)
     hidden = torch.randn(2, 12, WIDTH, dtype=torch.float64)
     expected = mixer(hidden, forward_context(padded_layout([12, 12]), cut))
     context = forward_context(padded_layout([1, 1]), cut)
-    state = mixer.start(context)
+    state, pending = mixer.start(context), []
     for position in range(12):
-        if position in (0, 3, 4, 7, 10):
-            state = mixer.absorb(hidden[:, position], state, context)
+        if position in waiting:
+            pending.append(hidden[:, position])
             continue
+        if pending:
+            state, pending = mixer.absorb(torch.stack(pending, dim=1), state, context), []
         mixed, state = mixer.step(hidden[:, position], state, context)
         torch.testing.assert_close(mixed, expected[:, position], rtol=0, atol=1e-10)
 
@@ -198,7 +201,7 @@ def test_absorbed_tokens_are_seen_by_later_steps(name: str, heads: int | None) -
 def test_absorb_raises_for_non_causal_mixers(name: str) -> None:
     context = forward_context(padded_layout([1]))
     with pytest.raises(InputError, match="is_causal"):
-        make(name).absorb(torch.randn(1, WIDTH, dtype=torch.float64), (), context)
+        make(name).absorb(torch.randn(1, 1, WIDTH, dtype=torch.float64), (), context)
 
 
 @pytest.mark.parametrize("name", [name for name in CAUSAL_CASES if "favor" not in name and "multi_linear" not in name])

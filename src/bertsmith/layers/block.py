@@ -161,7 +161,10 @@ class Block(nn.Module):
         return self._apply_sublayer(hidden, self.feedforward, self.feedforward_norm, context), (state, cross_state)
 
     def absorb(self, hidden: Tensor, states: tuple[State, State], context: ForwardContext) -> tuple[State, State]:
-        """Return the decoding states after a token that this block does not compute, from its input (batch, width)."""
+        """Return the decoding states after tokens that this block does not compute, from its input.
+
+        Shape: hidden (batch, tokens, width).
+        """
         (state, cross_state), mixer_context = states, self._mixer_context(context)
         return self.mixer.absorb(self.mixer_input(hidden), state, mixer_context), cross_state
 

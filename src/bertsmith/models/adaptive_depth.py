@@ -24,6 +24,10 @@ from bertsmith.models.heads.decoder_exits import (
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq, Steps
 
+GATHER_SHARE = 0.5
+"""Share of running rows up to which they are computed in a batch of their own, which copies their decoding states;
+with more, all rows are computed."""
+
 
 class BlockCounts:
     """Number of tokens by the number of decoder blocks computed for them."""
@@ -31,11 +35,10 @@ class BlockCounts:
     def __init__(self) -> None:
         self.tokens: dict[int, int] = {}
 
-    def add(self, blocks: Tensor) -> None:
-        """Count the blocks of some tokens, (tokens,)."""
-        for number, count in enumerate(torch.bincount(blocks).tolist()):
-            if count:
-                self.tokens[number] = self.tokens.get(number, 0) + count
+    def add(self, blocks: int, tokens: int) -> None:
+        """Count tokens that left after some number of blocks."""
+        if tokens:
+            self.tokens[blocks] = self.tokens.get(blocks, 0) + tokens
 
     @property
     def mean(self) -> float | None:
@@ -119,7 +122,9 @@ class Multinomial(ExitPolicy):
 class AdaptiveSteps(Steps):
     """A decoder step in which every row leaves where the policy says so; `counts` gets the blocks of every token.
 
-    Rows are decided one by one: which others are in the batch does not matter.
+    Rows are decided one by one: which others are in the batch does not matter. Keys and values of tokens that a block
+    did not compute are made when it computes a later one, for all of them at once: a block that no later token reaches
+    costs nothing.
     """
 
     def __init__(self, model: Seq2Seq, memory: Memory, policy: ExitPolicy, counts: BlockCounts) -> None:
@@ -127,10 +132,17 @@ class AdaptiveSteps(Steps):
         self.model, self.policy, self.counts = model, policy, counts
         self.exits = {layer: index for index, layer in enumerate(decoder_exits_config(model).layers)}
         self.skipped: Tensor | None = None
+        self.pending: list[list[Tensor]] = [[] for _ in self.blocks]
+        """Inputs of each block that its decoding states lack, in order: (rows, tokens, width)."""
 
     def repeat(self, times: int) -> None:
         super().repeat(times)
         self.policy.repeat(times)
+        self.pending = [[part.repeat_interleave(times, dim=0) for part in parts] for parts in self.pending]
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.pending = [[torch.cat(parts, dim=1)[rows]] if parts else [] for parts in self.pending]
 
     def skip(self, rows: Tensor) -> None:
         self.skipped = rows
@@ -139,59 +151,77 @@ class AdaptiveSteps(Steps):
         hidden = self.stack.embedding.at(tokens, self.position, self.table)
         self.position += 1
         running = torch.arange(self.rows, device=tokens.device)
-        if self.skipped is not None:
+        if self.skipped is not None and self.rows > 1:  # the only row is never skipped
             running = running[~self.skipped]
-        blocks = torch.zeros(self.rows, dtype=torch.long, device=tokens.device)
         found: list[tuple[Tensor, Tensor]] = []  # rows and their log-probabilities
         for number in range(1, len(self.blocks) + 1):
             hidden = self._block(number - 1, hidden, running)
-            blocks[running] = number
             if not len(running):
                 continue
-            normalised = self.stack.final_norm(hidden[running])
+            states = self._take(hidden, running)
+            if number == 1 or number in self.exits or number == len(self.blocks):
+                states = self.stack.final_norm(states)
             if number == 1:
-                self.policy.after_first_block(normalised, running)
+                self.policy.after_first_block(states, running)
             if number in self.exits:
-                leaves, scores = self._leave(number, normalised, running)
-                found.append((running[leaves], scores))
-                running = running[~leaves]
+                left, scores, running = self._leave(number, states, running)
             elif number == len(self.blocks):
-                found.append((running, self.score(normalised).float().log_softmax(-1)))
-        self.counts.add(blocks[blocks > 0])
+                left, scores = running, log_probabilities(self.score(states))
+            else:
+                continue
+            if scores is not None:
+                self.counts.add(number, len(left))
+                found.append((left, scores))
+        if len(found) == 1 and len(found[0][0]) == self.rows:
+            return found[0][1]
         rows, scores = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         # skipped rows have scores of 0, which nobody reads
         return scores.new_zeros(self.rows, scores.shape[-1]).index_copy(0, rows, scores)
 
-    def _leave(self, number: int, hidden: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which running rows leave at an exit, and the log-probabilities of those."""
-
-        def log_probabilities(states: Tensor) -> Tensor:
-            return self.model.exit_scores(number, states).float().log_softmax(-1)
-
-        scores = log_probabilities(hidden) if self.policy.reads_scores else None
-        leaves = self.policy.leaves(self.exits[number], hidden, running, scores)
-        return leaves, log_probabilities(hidden[leaves]) if scores is None else scores[leaves]
+    def _leave(self, number: int, states: Tensor, running: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the rows that leave at an exit, their log-probabilities (None without rows), and the others."""
+        scores = log_probabilities(self.model.exit_scores(number, states)) if self.policy.reads_scores else None
+        leaves = self.policy.leaves(self.exits[number], states, running, scores)
+        count = int(leaves.sum())
+        if count == 0:
+            return running[:0], None, running
+        if count == len(running):
+            left, running = running, running[:0]
+        else:
+            left, running, states = running[leaves], running[~leaves], states[leaves]
+            scores = None if scores is None else scores[leaves]
+        if scores is None:
+            scores = log_probabilities(self.model.exit_scores(number, states))
+        return left, scores, running
 
     def _block(self, index: int, hidden: Tensor, running: Tensor) -> Tensor:
-        """Compute one block for the running rows; the others' hidden states become keys and values as they are."""
-        (block, context), (own, cross) = self.blocks[index], self.states[index]
-        if len(running) == self.rows:
-            hidden, self.states[index] = block.step(hidden, (own, cross), context)
-            return hidden
+        """Compute one block for the running rows; the others keep their hidden states."""
+        block, context = self.blocks[index]
         if not len(running):
-            self.states[index] = block.absorb(hidden, (own, cross), context)
+            self.pending[index].append(hidden[:, None])
             return hidden
-        is_waiting = torch.ones(self.rows, dtype=torch.bool, device=hidden.device)
-        is_waiting[running] = False
-        waiting = is_waiting.nonzero().squeeze(-1)
-        computed, (stepped, _) = block.step(
-            hidden[running], (_rows(own, running), _rows(cross, running)), _context_of(context, running)
-        )
-        absorbed, _ = block.absorb(hidden[waiting], (_rows(own, waiting), ()), context)
-        order = torch.cat([running, waiting]).argsort()
-        state = tuple(torch.cat(parts)[order] for parts in zip(stepped, absorbed, strict=True))
-        self.states[index] = (state, cross)
-        return torch.cat([computed, hidden[waiting].to(computed)])[order]
+        if self.pending[index]:
+            self.states[index] = block.absorb(torch.cat(self.pending[index], dim=1), self.states[index], context)
+            self.pending[index] = []
+        own, cross = self.states[index]
+        if len(running) <= GATHER_SHARE * self.rows:
+            computed, _ = block.step(
+                hidden[running], (_rows(own, running), _rows(cross, running)), _context_of(context, running)
+            )
+            self.pending[index] = [hidden[:, None]]
+            return hidden.to(computed).index_copy(0, running, computed)
+        computed, self.states[index] = block.step(hidden, (own, cross), context)
+        if len(running) == self.rows:
+            return computed
+        return hidden.to(computed).index_copy(0, running, computed[running])
+
+    def _take(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return hidden if len(rows) == self.rows else hidden[rows]
+
+
+def log_probabilities(scores: Tensor) -> Tensor:
+    """Return log-probabilities in float32: (…, vocabulary) -> the same."""
+    return scores.float().log_softmax(-1)
 
 
 def _rows(state: State, rows: Tensor) -> State:

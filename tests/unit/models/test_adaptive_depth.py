@@ -16,6 +16,10 @@ from bertsmith.layers.context import Memory
 from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
+from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.long_short import LongShortConfig
+from bertsmith.layers.mixers.multi_linear import MultiLinearConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.models.adaptive_depth import (
     AdaptiveSteps,
     BlockCounts,
@@ -37,6 +41,9 @@ SEARCHES = {
     "beam": GenerationConfig(beam=3, extra_length=4),
     "sample": GenerationConfig(method="sample", extra_length=4, seed=5),
 }
+VARIANTS = [
+    "full", "pre-norm", "rotary window", "favor", "dynamic_conv", "span_conv", "long_short", "multi_linear",
+]  # fmt: skip
 NEVER = {
     "confidence": DepthRule(thresholds=(1.0,) * 3),
     "geometric": DepthRule(thresholds=(1.0,) * 3),
@@ -51,22 +58,28 @@ FIRST = {
 }
 
 
-def exiting(choose: Choose = "confidence", *, variant: str = "full", is_tied: bool = True) -> Seq2Seq:
+def exiting(choose: Choose = "confidence", *, variant: str = "full", is_tied: bool = True, neurons: int = 0) -> Seq2Seq:
     """Build a tiny encoder-decoder of four blocks with exits after the first three."""
     config = tiny_model("transformer-tiny", layers=DEPTH).config
     decoder = config.decoder
     assert decoder is not None
     mixer, norm = decoder.layers[0].mixer, decoder.layers[0].norm
+    shape = {"heads": mixer.heads, "dropout": 0.0, "is_causal": True}
     mixers = {
         "full": mixer,
         "pre-norm": mixer,
-        "favor": FavorConfig(heads=mixer.heads, features=16, dropout=0.0, is_causal=True),
-        "dynamic_conv": DynamicConvConfig(heads=mixer.heads, kernel_size=3, dropout=0.0, is_causal=True),
+        "rotary window": FullConfig(**shape, rotary=100.0, window=3),
+        "favor": FavorConfig(**shape, features=16),
+        "dynamic_conv": DynamicConvConfig(**shape, kernel_size=3),
+        "span_conv": SpanConvConfig(**shape, kernel_size=3),
+        "long_short": LongShortConfig(**shape, kernel_size=3),
+        "multi_linear": MultiLinearConfig(**shape, max_length=16),
     }
+    assert mixers.keys() == set(VARIANTS)
     norm = NormConfig(placement="pre") if variant == "pre-norm" else norm
     layers = tuple(layer.changed(mixer=mixers[variant], norm=norm) for layer in decoder.layers)
     final = norm if variant == "pre-norm" else None
-    exits = DecoderExitsConfig(layers=(1, 2, 3), choose=choose, is_tied=is_tied)
+    exits = DecoderExitsConfig(layers=(1, 2, 3), choose=choose, is_tied=is_tied, neurons=neurons)
     config = config.changed(decoder=decoder.changed(layers=layers, final_norm=final), heads=(*config.heads, exits))
     model = build(config, seed=3).double().eval()
     with torch.no_grad():
@@ -180,31 +193,41 @@ class Fixed(ExitPolicy):
         return self.exits[self.step, rows] == exit_index
 
 
-@pytest.mark.parametrize("variant", ["full", "pre-norm", "favor", "dynamic_conv"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_left_tokens_are_copied_upward(variant: str) -> None:
     model = exiting(variant=variant)
     ids, mask = sources([6, 3])
-    layout = SequenceLayout.padded(mask.bool())
-    memory = Memory(model(ids, mask), layout)
-    exits = torch.randint(0, DEPTH, (5, 2), generator=torch.Generator().manual_seed(1))
-    tokens = torch.randint(3, 50, (5, 2), generator=torch.Generator().manual_seed(2))
+    memory = Memory(model(ids, mask), SequenceLayout.padded(mask.bool()))
+    exits = torch.randint(0, DEPTH, (8, 4), generator=torch.Generator().manual_seed(1))
+    exits[:5] = torch.tensor(
+        [[0] * 4, [0] * 4, [1] * 4, [0, 3, 0, 0], [3, 3, 0, 3]]
+    )  # upper blocks have much to absorb
+    tokens = torch.randint(3, 50, (8, 4), generator=torch.Generator().manual_seed(2))
     steps = AdaptiveSteps(model, memory, Fixed(exits.tolist()), BlockCounts())
-    scores = torch.stack([steps.next(row) for row in tokens], dim=1)  # (rows, steps, vocabulary)
+    steps.repeat(2)  # the rows of a beam search
+    found = []
+    for position, row in enumerate(tokens):
+        if position == 2:
+            rows = torch.tensor([1, 1, 2, 2])
+            steps.select(rows)
+            tokens[:2], exits[:2] = tokens[:2, rows], exits[:2, rows]
+        found.append(steps.next(row))
+    scores = torch.stack(found[2:], dim=1)  # (rows, steps, vocabulary)
 
     # the same over whole sequences: block by block, a token that has left keeps its hidden state
-    target = SequenceLayout.full(2, 5)
+    target, layout = SequenceLayout.full(4, 8), SequenceLayout.padded(mask.bool().repeat_interleave(2, dim=0))
     stack, table = model.decoder, model.borrowed_table
     hidden = stack.embedding(tokens.T, target, None, table)
-    context = stack.context(hidden, target, memory=memory)
-    expected = torch.empty_like(scores)
+    context = stack.context(hidden, target, memory=Memory(memory.hidden_states.repeat_interleave(2, dim=0), layout))
+    expected = hidden.new_empty(4, 8, scores.shape[-1])
     for number, (block, own) in enumerate(stack.active_blocks(context), start=1):
         is_running = (number <= exits.T + 1)[..., None]
         hidden = torch.where(is_running, block(hidden, own), hidden)
         normalised = stack.final_norm(hidden)
         head = model.scores(normalised) if number == DEPTH else model.exit_scores(number, normalised)
         is_here = (number == exits.T + 1)[..., None]
-        expected = torch.where(is_here, head.float().log_softmax(-1), expected)
-    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)  # log-probabilities are float32
+        expected = torch.where(is_here, head.log_softmax(-1), expected)
+    torch.testing.assert_close(scores, expected[:, 2:].float(), rtol=0, atol=1e-5)  # log-probabilities are float32
 
 
 def test_geometric_probabilities_sum_to_one() -> None:
@@ -217,7 +240,7 @@ def test_geometric_probabilities_sum_to_one() -> None:
 
 
 def test_exits_survive_saving(tmp_path: Path) -> None:
-    model = exiting("geometric", is_tied=False).float()
+    model = exiting("geometric", is_tied=False, neurons=5).float()
     set_depth_rule(model, DepthRule(thresholds=(0.25, 0.5, 0.75)))
     write_model(model, tmp_path)
     again = load(tmp_path)

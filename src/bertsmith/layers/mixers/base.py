@@ -48,10 +48,15 @@ MAP_KINDS: dict[str, MapKind] = {
 """Every map that a mixer may return, by name."""
 
 
+def append_tokens(state: Sequence[Tensor], tokens: Sequence[Tensor]) -> State:
+    """Append tokens to each tensor of a state: (batch, length, …) and (batch, new, …) -> (batch, length + new, …)."""
+    # an empty tensor has the weights' dtype, which may differ from autocast's
+    return tuple(torch.cat([old.to(new), new], dim=1) for old, new in zip(state, tokens, strict=True))
+
+
 def append_token(state: Sequence[Tensor], tokens: Sequence[Tensor]) -> State:
     """Append one token to each tensor of a state: (batch, length, …) and (batch, …) -> (batch, length + 1, …)."""
-    # an empty tensor has the weights' dtype, which may differ from autocast's
-    return tuple(torch.cat([old.to(new), new[:, None]], dim=1) for old, new in zip(state, tokens, strict=True))
+    return append_tokens(state, [token[:, None] for token in tokens])
 
 
 class Mixer(nn.Module, ABC):
@@ -124,11 +129,13 @@ class Mixer(nn.Module, ABC):
         raise InputError(f"{type(self).__name__} cannot decode step by step; allowed: mixers with is_causal")
 
     def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
-        """Return the new state of `step` without its output: later tokens see this one, which itself is not mixed.
+        """Return the state after steps with some tokens, without their outputs: later tokens see them.
 
-        Shape: hidden (batch, width).
+        Shape: hidden (batch, tokens, width).
         """
-        return self.step(hidden, state, context)[1]
+        for token in hidden.unbind(1):
+            _, state = self.step(token, state, context)
+        return state
 
     def redraw_features(self, step: int, seed: int, number: int) -> None:
         """Hook called by the trainer before every optimiser step: redraw random features if it is time.

@@ -11,7 +11,15 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import KEY, KEY_AND_VALUE, QUERY, MixerConfig, QueryKeyValueMixer, State, append_token
+from bertsmith.layers.mixers.base import (
+    KEY,
+    KEY_AND_VALUE,
+    QUERY,
+    MixerConfig,
+    QueryKeyValueMixer,
+    State,
+    append_tokens,
+)
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import (
@@ -179,7 +187,7 @@ class DisentangledAttention(QueryKeyValueMixer):
         if not (self.is_causal or context.is_causal):
             return super().absorb(hidden, state, context)
         *cached, position = state
-        return *append_token(cached, self._parts(hidden, context, KEY_AND_VALUE)), position + 1
+        return *append_tokens(cached, self._parts(hidden, context, KEY_AND_VALUE)), position + hidden.shape[1]
 
     def _mix(
         self,

@@ -8,7 +8,7 @@ from torch.nn.functional import glu
 
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, append_token
+from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, append_token, append_tokens
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.conv import BACKENDS, DEPTHWISE_BACKENDS, odd_kernel_size
@@ -82,8 +82,8 @@ class DynamicConv(Mixer):
     def absorb(self, hidden: Tensor, state: State, context: ForwardContext) -> State:
         if not (self.kernel.is_causal or context.is_causal):
             return super().absorb(hidden, state, context)
-        (window,) = append_token(state, [self._by_head(self._project(hidden, context))])
-        return (window[:, 1:],)
+        (window,) = append_tokens(state, [self._by_head(self._project(hidden, context))])
+        return (window[:, hidden.shape[1] :],)
 
     def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)

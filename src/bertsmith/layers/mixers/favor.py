@@ -189,7 +189,10 @@ class FavorAttention(QueryKeyValueMixer):
         if not (self.is_causal or context.is_causal):
             return super().absorb(hidden, state, context)
         key, value = self._parts(hidden, context, KEY_AND_VALUE)
-        return favor_absorb(key, value, FavorState(*state), self._random_features())
+        sums, features = FavorState(*state), self._random_features()
+        for token in zip(key.unbind(1), value.unbind(1), strict=True):  # ε depends on the largest feature so far
+            sums = favor_absorb(*token, sums, features)
+        return sums
 
     def _random_features(self) -> RandomFeatures:
         return RandomFeatures(self.projection, self.features.feature_map, self.features.epsilon)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.layers.mixers.base import KEY_AND_VALUE, MixerConfig, QueryKeyValueMixer, State, append_token
+from bertsmith.layers.mixers.base import KEY_AND_VALUE, MixerConfig, QueryKeyValueMixer, State, append_tokens
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.rounded import RoundedSoftmax
@@ -163,8 +163,9 @@ class FullAttention(QueryKeyValueMixer):
             return super().absorb(hidden, state, context)
         key, value = self._parts(hidden, context, KEY_AND_VALUE)
         if self.rotary is not None:
-            key = self.rotary.rotations(torch.tensor(state[0].shape[1], device=hidden.device))(key)
-        return append_token(state, (key, value))
+            positions = state[0].shape[1] + torch.arange(hidden.shape[1], device=hidden.device)
+            key = self.rotary.rotations(positions)(key)
+        return append_tokens(state, (key, value))
 
     def extract(self, cut: LayerCut) -> Self:
         small = super().extract(cut)

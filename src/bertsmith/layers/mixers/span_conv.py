@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import KEY_AND_VALUE, MixerConfig, QueryKeyValueMixer, State, append_token
+from bertsmith.layers.mixers.base import (
+    KEY_AND_VALUE,
+    MixerConfig,
+    QueryKeyValueMixer,
+    State,
+    append_token,
+    append_tokens,
+)
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
@@ -104,7 +111,7 @@ class TapSource(nn.Module):
         return query.flatten(-2), state
 
     def absorb(self, hidden: Tensor, state: State) -> State:
-        """Return the new state of `step` without its output."""
+        """Return the state after steps with some tokens, (batch, tokens, width), without their outputs."""
         return state
 
     def reorder(self, heads: Tensor) -> None:
@@ -154,8 +161,8 @@ class SpanKey(TapSource):
         return query.flatten(-2) * key, (window[:, 1:],)
 
     def absorb(self, hidden: Tensor, state: State) -> State:
-        (window,) = append_token(state, [hidden])
-        return (window[:, 1:],)
+        (window,) = append_tokens(state, [hidden])
+        return (window[:, hidden.shape[1] :],)
 
     def reorder(self, heads: Tensor) -> None:
         self.pointwise.reorder(units_out=heads)
@@ -244,8 +251,8 @@ class SpanConv(QueryKeyValueMixer):
             return super().absorb(hidden, state, context)
         parts = self._parts(hidden, context, KEY_AND_VALUE)
         convolved = parts[-1]  # the attention's values where both kinds of heads share them
-        key, value, window = append_token(state[:3], (*parts[:2], convolved))
-        return key, value, window[:, 1:], *self.span.absorb(hidden, state[3:])
+        key, value, window = append_tokens(state[:3], (*parts[:2], convolved))
+        return key, value, window[:, hidden.shape[1] :], *self.span.absorb(hidden, state[3:])
 
     def reorder(self, heads: Tensor) -> None:
         super().reorder(heads)

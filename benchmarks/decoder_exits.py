@@ -5,8 +5,9 @@
 
 FOLDER is what `bertsmith shrink MODEL --method exits` wrote for a translation model; its result.json lists the rules.
 All blocks, each exit alone and every rule translate the same rows. The rows of the table alternate within a round, and
-speeds are medians over rounds. Saved blocks are not saved time: with confidence every exit multiplies by the whole
-vocabulary, and rows that leave are regrouped; a ratio below 1 is such a case.
+speeds are medians over rounds; on one thread they are of CPU time, which other load on the machine changes less. Saved
+blocks are not saved time: with confidence every exit multiplies by the whole vocabulary, and rows that leave are
+regrouped; a ratio below 1 is such a case.
 """
 
 import argparse
@@ -51,11 +52,12 @@ def main() -> None:
     examples = task.examples(task_splits(options.data).read(options.split))[: options.texts]
     texts, tokenizer = [example.text for example in examples], model.require_tokenizer()
     rows = _rows(model, _rules(options.model, model))
+    clock = time.process_time if options.device == "cpu" and options.threads == 1 else time.perf_counter
     for _ in range(options.rounds):
         for row in rows:
-            begin = time.perf_counter()
+            begin = clock()
             row.outputs = row.translate(texts, search, options.batch)
-            row.seconds.append(time.perf_counter() - begin)
+            row.seconds.append(clock() - begin)
     print(
         f"{len(texts)} texts of {options.split}, beam {options.beam}, batch {options.batch}, "
         f"{options.device}, {options.threads} thread(s); choose = {decoder_exits_config(model).choose}"

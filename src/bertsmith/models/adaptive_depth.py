@@ -156,43 +156,41 @@ class AdaptiveSteps(Steps):
         found: list[tuple[Tensor, Tensor]] = []  # rows and their log-probabilities
         for number in range(1, len(self.blocks) + 1):
             hidden = self._block(number - 1, hidden, running)
-            if not len(running):
+            is_last = number == len(self.blocks)
+            if not len(running) or not (number == 1 or number in self.exits or is_last):
                 continue
-            states = self._take(hidden, running)
-            if number == 1 or number in self.exits or number == len(self.blocks):
-                states = self.stack.final_norm(states)
+            states = self.stack.final_norm(hidden if len(running) == self.rows else hidden[running])
             if number == 1:
                 self.policy.after_first_block(states, running)
-            if number in self.exits:
-                left, scores, running = self._leave(number, states, running)
-            elif number == len(self.blocks):
-                left, scores = running, log_probabilities(self.score(states))
-            else:
-                continue
-            if scores is not None:
-                self.counts.add(number, len(left))
-                found.append((left, scores))
-        if len(found) == 1 and len(found[0][0]) == self.rows:
+            left: tuple[Tensor, Tensor] | None = None
+            if is_last:
+                left = running, log_probabilities(self.score(states))
+            elif number in self.exits:
+                running, left = self._leave(number, states, running)
+            if left is not None:
+                found.append(left)
+                self.counts.add(number, len(left[0]))
+        if self.rows == 1:
             return found[0][1]
         rows, scores = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         # skipped rows have scores of 0, which nobody reads
         return scores.new_zeros(self.rows, scores.shape[-1]).index_copy(0, rows, scores)
 
-    def _leave(self, number: int, states: Tensor, running: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the rows that leave at an exit, their log-probabilities (None without rows), and the others."""
+    def _leave(self, number: int, states: Tensor, running: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Return the rows that run on after an exit, and those that leave with their log-probabilities, if any."""
         scores = log_probabilities(self.model.exit_scores(number, states)) if self.policy.reads_scores else None
         leaves = self.policy.leaves(self.exits[number], states, running, scores)
         count = int(leaves.sum())
         if count == 0:
-            return running[:0], None, running
+            return running, None
         if count == len(running):
             left, running = running, running[:0]
-        else:
+        else:  # a batch of one row never needs this, which takes longer than all the rest
             left, running, states = running[leaves], running[~leaves], states[leaves]
             scores = None if scores is None else scores[leaves]
         if scores is None:
             scores = log_probabilities(self.model.exit_scores(number, states))
-        return left, scores, running
+        return running, (left, scores)
 
     def _block(self, index: int, hidden: Tensor, running: Tensor) -> Tensor:
         """Compute one block for the running rows; the others keep their hidden states."""
@@ -214,9 +212,6 @@ class AdaptiveSteps(Steps):
         if len(running) == self.rows:
             return computed
         return hidden.to(computed).index_copy(0, running, computed[running])
-
-    def _take(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        return hidden if len(rows) == self.rows else hidden[rows]
 
 
 def log_probabilities(scores: Tensor) -> Tensor:

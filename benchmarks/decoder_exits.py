@@ -1,7 +1,7 @@
 """Depth-adaptive translation: BLEU and tokens per second against the mean number of decoder blocks.
 
     python benchmarks/decoder_exits.py FOLDER --data multi30k                      # the rules that shrink found on dev
-    python benchmarks/decoder_exits.py FOLDER --data multi30k --split test --texts 200 --batch 1
+    python benchmarks/decoder_exits.py FOLDER --data multi30k --split test --texts 200 --batch 1 --rules chosen
 
 FOLDER is what `bertsmith shrink MODEL --method exits` wrote for a translation model; its result.json lists the rules.
 All blocks, each exit alone and every rule translate the same rows. The rows of the table alternate within a round, and
@@ -51,7 +51,7 @@ def main() -> None:
     search = task.generation.changed(method="beam", beam=options.beam)
     examples = task.examples(task_splits(options.data).read(options.split))[: options.texts]
     texts, tokenizer = [example.text for example in examples], model.require_tokenizer()
-    rows = _rows(model, _rules(options.model, model))
+    rows = _rows(model, _rules(options.model, model, options.rules))
     clock = time.process_time if options.device == "cpu" and options.threads == 1 else time.perf_counter
     for _ in range(options.rounds):
         for row in rows:
@@ -76,9 +76,9 @@ def main() -> None:
         options.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
-def _rules(folder: Path, model: Seq2Seq) -> list[DepthRule]:
+def _rules(folder: Path, model: Seq2Seq, which: str) -> list[DepthRule]:
     """Return the rules in result.json, or the model's own."""
-    if (folder / "result.json").is_file():
+    if which == "all" and (folder / "result.json").is_file():
         table = json.loads((folder / "result.json").read_text(encoding="utf-8"))["table"]
         return [DepthRule.parse(row["rule"], source="result.json") for row in table]
     own = decoder_exits_config(model).rule
@@ -115,6 +115,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("--data", required=True)
     parser.add_argument("--split", default="test")
+    parser.add_argument("--rules", choices=["all", "chosen"], default="all")
     parser.add_argument("--texts", type=int, default=500)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--beam", type=int, default=1)

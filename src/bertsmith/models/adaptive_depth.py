@@ -122,9 +122,9 @@ class Multinomial(ExitPolicy):
 class AdaptiveSteps(Steps):
     """A decoder step in which every row leaves where the policy says so; `counts` gets the blocks of every token.
 
-    Rows are decided one by one: which others are in the batch does not matter. Keys and values of tokens that a block
-    did not compute are made when it computes a later one, for all of them at once: a block that no later token reaches
-    costs nothing.
+    Rows are decided one by one: which others are in the batch does not matter. A block computes the keys and values of
+    tokens that left below it when it computes a later token, for all of them at once: a block that no later token
+    reaches costs nothing.
     """
 
     def __init__(self, model: Seq2Seq, memory: Memory, policy: ExitPolicy, counts: BlockCounts) -> None:
@@ -177,7 +177,7 @@ class AdaptiveSteps(Steps):
         return scores.new_zeros(self.rows, scores.shape[-1]).index_copy(0, rows, scores)
 
     def _leave(self, number: int, states: Tensor, running: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Return the rows that run on after an exit, and those that leave with their log-probabilities, if any."""
+        """Return the rows that run on after an exit, and the leaving ones with their log-probabilities, if any."""
         scores = log_probabilities(self.model.exit_scores(number, states)) if self.policy.reads_scores else None
         leaves = self.policy.leaves(self.exits[number], states, running, scores)
         count = int(leaves.sum())

@@ -107,7 +107,7 @@ class DecoderExitSettings(ShrinkSettings):
 
 
 def with_decoder_exits(model: Seq2Seq, settings: DecoderExitSettings) -> Seq2Seq:
-    """Return the model with fresh exits beside its next_token head."""
+    """Return the model with exits beside its next_token head; trained exits after the same blocks are kept."""
     choice, depth = settings.exits, len(model.decoder.blocks)
     layers = choice.layers or tuple(range(1, depth))
     if not layers:
@@ -119,10 +119,13 @@ def with_decoder_exits(model: Seq2Seq, settings: DecoderExitSettings) -> Seq2Seq
             f"{layers[0]} or more"
         )
     heads = (*(head for head in model.config.heads if head.kind != "decoder_exits"), exits)
-    if "decoder_exits" in model.heads:
-        del model.heads["decoder_exits"]  # replaced by fresh ones
+    earlier = model.heads.pop("decoder_exits") if "decoder_exits" in model.heads else None
     fitted, _ = fit_heads(model, model.config.changed(heads=heads), "the model", seed=settings.run.seed)
     assert isinstance(fitted, Seq2Seq)
+    fresh = fitted.head("decoder_exits")
+    assert isinstance(fresh, DecoderExits)
+    if isinstance(earlier, DecoderExits) and (earlier.layers, earlier.is_tied) == (fresh.layers, fresh.is_tied):
+        fresh.by_layer = earlier.by_layer  # another choice among the same exits
     return fitted
 
 

@@ -2,16 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
+from cases import tiny_model
 
 from bertsmith.errors import InputError
 from bertsmith.models.heads.decoder_exits import DepthRule
+from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.shrinking.decoder_exits import (
+    DecoderExitSettings,
     DepthRuleConfig,
     DepthScore,
     ObservedExits,
     best_depth,
     depth_budgets,
     search_rules,
+    with_decoder_exits,
 )
 
 RANDOM = np.random.default_rng(0)
@@ -76,3 +81,21 @@ def test_best_depth() -> None:
     assert best_depth(rows, 34.0, DepthRuleConfig(blocks=3.5), 4) == 2
     with pytest.raises(InputError, match=r"nearest has 1\.50"):
         best_depth(rows, 34.0, DepthRuleConfig(blocks=1.2), 4)
+
+
+def test_another_chooser_keeps_trained_exits() -> None:
+    model = tiny_model("transformer-tiny", layers=3)
+    assert isinstance(model, Seq2Seq)
+
+    def add_exits(model: Seq2Seq, **exits: object) -> Seq2Seq:
+        return with_decoder_exits(
+            model, DecoderExitSettings.parse({"model": "base", "task": {"kind": "translation"}, "exits": exits})
+        )
+
+    model = add_exits(model, layers=[1, 2], choose="geometric")
+    with torch.no_grad():
+        model.heads["decoder_exits"].by_layer["2"].norm.weight.fill_(3.0)
+    model = add_exits(model, layers=[1, 2], choose="confidence")
+    assert (model.heads["decoder_exits"].by_layer["2"].norm.weight == 3.0).all()
+    model = add_exits(model, layers=[2], choose="confidence")
+    assert (model.heads["decoder_exits"].by_layer["2"].norm.weight != 3.0).any()

@@ -72,7 +72,7 @@ class DecoderExits(nn.Module):
 
     def __init__(self, config: DecoderExitsConfig, width: int, vocabulary: int) -> None:
         super().__init__()
-        self.layers = config.layers
+        self.layers, self.is_tied = config.layers, config.is_tied
         own = None if config.is_tied else vocabulary
         self.by_layer = nn.ModuleDict({str(layer): DecoderExit(width, own) for layer in config.layers})
         self.chooser = CHOOSERS[config.choose](width, len(config.layers), config.neurons)

@@ -111,6 +111,8 @@ class Client:
         chosen = self.random.integers(0, len(TEXTS), 4)
         body = json.dumps({"inputs": [TEXTS[index] for index in chosen]}).encode()
         started_at = time.monotonic()
+        if self.streams is not None and self.streams[0].at_eof():  # closed after some seconds without a request
+            self.close()
         try:
             self.streams = self.streams or await self.service.connect()
             self.streams[1].write(request("/embed", body))

@@ -3,93 +3,104 @@
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 65_536
-_MIN_IDLE = 1.0  # seconds; the request of a newer connection may be in transit
+_MIN_SILENCE = 1.0  # seconds; the request of a newer connection may be in transit
 OVER_LIMIT = "bertsmith.is_over_limit"
 """Key of the ASGI scope: whether the connection is over the limit."""
+Refuse = Callable[[bytes], bytes | None]
+"""Takes the URL of a POST request; returns a whole response if the request cannot be accepted, else None."""
+_REFUSED = SimpleNamespace(response_complete=True, disconnected=False, message_event=asyncio.Event())
+"""Stands for the cycle of a refused request, so that its body is ignored."""
 _HEAD_TOO_LONG = f"the head of the request is longer than {MAX_HEAD_BYTES} bytes"
 
 
 class Connections:
-    """The open connections. If there are too many, in total or of one address, the oldest idle one is closed.
+    """The open connections. If there are too many, in total or of one address, the oldest silent one is closed.
 
-    A connection is idle while no complete head of a request has arrived, so clients that open connections and send
-    nothing, or send slowly, displace each other and not the requests of other clients. If none is idle, a connection
-    over the limit stays open for probes such as /health and for refusals; twice the limit is never exceeded.
+    A connection is silent until the first complete head of a request, so clients that open connections and send
+    nothing, or send slowly, displace each other and not the requests of other clients. (After a response a connection
+    is kept for some seconds, because the next request may be in transit.) If none is silent, a connection over the
+    limit stays open for probes such as /health and for refusals; twice the limit is never exceeded.
     """
 
     def __init__(self, limit: int, per_address: int) -> None:
         self.limit, self.per_address = limit, per_address
         self._count = 0
         self._count_by_address: defaultdict[str, int] = defaultdict(int)
-        # the time since when each is idle, oldest first, by address; None: of all addresses
-        self._idle: defaultdict[str | None, dict[Connection, float]] = defaultdict(dict)
+        # the time since when each is silent, oldest first, by address; None: of all addresses
+        self._silent: defaultdict[str | None, dict[Connection, float]] = defaultdict(dict)
 
     def add(self, connection: "Connection") -> bool:
-        """Add a new connection and make room for it; return False if no other one is idle."""
+        """Add a new connection and make room for it; return False if no other one is silent."""
         address = connection.address
         self._count += 1
         self._count_by_address[address] += 1
-        has_room = self._close_oldest(address) if self._count_by_address[address] > self.per_address else True
-        has_room = self._close_oldest(None) and has_room if self._count > self.limit else has_room
-        self.set_idle(connection, True)
+        has_room = (
+            self._close_oldest(address, _MIN_SILENCE) if self._count_by_address[address] > self.per_address else True
+        )
+        has_room = self._close_oldest(None, _MIN_SILENCE) and has_room if self._count > self.limit else has_room
+        self.set_silent(connection, True)
         return has_room
 
     def remove(self, connection: "Connection") -> None:
         """Remove a closed connection."""
-        self.set_idle(connection, False)
+        self.set_silent(connection, False)
         self._count -= 1
         self._count_by_address[connection.address] -= 1
         if not self._count_by_address[connection.address]:
             del self._count_by_address[connection.address]
 
-    def set_idle(self, connection: "Connection", is_idle: bool) -> None:
-        """Record whether a connection waits for a request."""
+    def set_silent(self, connection: "Connection", is_silent: bool) -> None:
+        """Record whether a connection waits for its first request."""
         for key in (connection.address, None):
-            if is_idle:
-                self._idle[key].setdefault(connection, time.monotonic())
+            if is_silent:
+                self._silent[key].setdefault(connection, time.monotonic())
             else:
-                self._idle[key].pop(connection, None)
-            if not self._idle[key]:
-                del self._idle[key]
+                self._silent[key].pop(connection, None)
+            if not self._silent[key]:
+                del self._silent[key]
 
     def has_room(self, address: str) -> bool:
         """Whether the limits are kept."""
         return self._count <= self.limit and self._count_by_address[address] <= self.per_address
 
-    def has_reserve(self) -> bool:
-        """Whether a connection over the limit may stay open."""
-        return self._count <= 2 * self.limit
+    def make_reserve(self) -> bool:
+        """Return whether a connection over the limit may stay open, if necessary in place of a silent one."""
+        return self._count <= 2 * self.limit or self._close_oldest(None, 0.0)
 
-    def _close_oldest(self, address: str | None) -> bool:
-        """Close the oldest idle connection, of an address or of all; return False if there is none."""
-        connection, idle_since = next(iter(self._idle.get(address, {}).items()), (None, 0.0))
-        if connection is None or time.monotonic() - idle_since < _MIN_IDLE:
+    def _close_oldest(self, address: str | None, min_silence: float) -> bool:
+        """Close the oldest silent connection, of an address or of all; return False if there is none."""
+        connection, silent_since = next(iter(self._silent.get(address, {}).items()), (None, 0.0))
+        if connection is None or time.monotonic() - silent_since < min_silence:
             return False
-        self.set_idle(connection, False)
+        self.set_silent(connection, False)
         connection.transport.abort()
         return True
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with the limits; `head_seconds` and `open_connections` are set by `connection_class`."""
+    """uvicorn's HTTP protocol with the limits; `connection_class` sets the first three attributes."""
 
     head_seconds: float
     open_connections: Connections
+    refuse: Refuse
     address = ""
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _is_over_limit = False
+    _refusal: bytes | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._is_over_limit = not self.open_connections.add(self)
-        if self._is_over_limit and not self.open_connections.has_reserve():
+        if self._is_over_limit and not self.open_connections.make_reserve():
             transport.abort()
         self._update()
 
@@ -118,7 +129,22 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError(_HEAD_TOO_LONG)  # the parser reports it, and `send_400_response` follows
         self._head_bytes = 0
-        super().on_headers_complete()
+        # a refusal without an ASGI task takes a fraction of the time, which the accepted requests need
+        is_plain = self.parser.should_keep_alive() and not self.expect_100_continue
+        if is_plain and self._is_idle and self.parser.get_method() == b"POST":
+            self._refusal = self.refuse(self.url)
+        if self._refusal is None:
+            super().on_headers_complete()
+        else:
+            self.cycle = cast(RequestResponseCycle, _REFUSED)
+
+    def on_message_complete(self) -> None:
+        if self._refusal is None:
+            super().on_message_complete()
+            return
+        self.transport.write(self._refusal)
+        self._refusal = None
+        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -142,7 +168,7 @@ class Connection(HttpToolsProtocol):
         """Start or stop the time for the next head; uvicorn has a timer for idle connections after a response."""
         if self.transport.is_closing():
             return
-        self.open_connections.set_idle(self, self._is_idle)
+        self.open_connections.set_silent(self, self.cycle is None)
         if not self._is_idle or self.timeout_keep_alive_task is not None:
             self._cancel_timer()
         elif self._timer is None:
@@ -159,7 +185,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-def connection_class(head_seconds: float, limit: int) -> type[Connection]:
+def connection_class(head_seconds: float, limit: int, refuse: Refuse) -> type[Connection]:
     """Return the protocol of a server; one address may have half of all connections."""
     connections = Connections(limit, max(1, limit // 2))
-    return type("Connection", (Connection,), {"head_seconds": head_seconds, "open_connections": connections})
+    attributes = {"head_seconds": head_seconds, "open_connections": connections, "refuse": staticmethod(refuse)}
+    return type("Connection", (Connection,), attributes)

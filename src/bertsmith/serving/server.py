@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="asyncio",  # the shutdown is tested with this event loop
-                http=connection_class(settings.times.body, self.max_connections),
+                http=connection_class(settings.times.body, self.max_connections, app.state.service.refuse),
                 ws="none",
                 lifespan="on",
                 log_config=None,

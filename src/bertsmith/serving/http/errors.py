@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -71,6 +72,13 @@ class ApiError(HTTPException):
             kind = _OPENAI_TYPES.get(self.error_type, "invalid_request_error")
             return OpenAIErrorAnswer(error=OpenAIErrorDetails(message=self.message, type=kind, code=self.error_type))
         return ErrorAnswer(error=self.message, error_type=self.error_type)
+
+    def to_bytes(self, path: str) -> bytes:
+        """Return the whole HTTP response, for requests that are refused before they reach the app."""
+        body = self.body(path).model_dump_json()
+        fields = {"content-type": "application/json", "content-length": len(body.encode()), **(self.headers or {})}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return f"HTTP/1.1 {self.status_code} {HTTPStatus(self.status_code).phrase}\r\n{head}\r\n{body}".encode()
 
 
 def invalid(message: str) -> ApiError:

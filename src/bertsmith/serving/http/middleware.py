@@ -6,7 +6,6 @@ long is rejected at the first byte over the limit, even if its Content-Length is
 
 import asyncio
 import hmac
-import math
 import time
 from contextlib import suppress
 
@@ -29,7 +28,6 @@ class RequestMiddleware:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service, self.settings = app, service, service.settings
-        self.requests = 0
         self.buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,9 +54,9 @@ class RequestMiddleware:
                 return
             body_bytes, is_read = len(body), True
             if is_limited:  # not before, so that slow bodies keep nobody out
-                self._check_requests()
+                self.service.check_requests()
                 is_counted = True
-                self.requests += 1
+                self.service.requests += 1
             await self.app(scope, _replay(body, receive), sender)
         except Exception as error:
             if sender.status is not None:
@@ -70,7 +68,7 @@ class RequestMiddleware:
             await response(scope, receive, sender)
         finally:
             self.buffered_bytes -= body_bytes
-            self.requests -= is_counted
+            self.service.requests -= is_counted
 
     async def _is_discarded(self, scope: Scope, receive: Receive, status: int) -> bool:
         """Read the rest of the body of a rejected request, unless the client waits for permission to send it."""
@@ -82,17 +80,9 @@ class RequestMiddleware:
         if scope.get(OVER_LIMIT):
             message = "too many connections are open"
             raise ApiError(503, message, "Overloaded", retry_after=self.service.expected_wait())
-        self._check_requests()
+        self.service.check_requests()
         if scope["method"] == "POST":
             self.service.check_room()
-
-    def _check_requests(self) -> None:
-        if self.requests >= self.settings.limits.requests:
-            raise self._overloaded("too many requests at the same time")
-
-    def _overloaded(self, message: str) -> ApiError:
-        seconds = max(1, math.ceil(self.service.expected_wait()))
-        return ApiError(429, f"{message}; try again in {seconds} s", "Overloaded", retry_after=seconds)
 
     def _check_host(self, scope: Scope) -> None:
         """Reject names of other hosts on loopback: a web page could point its own name here (DNS rebinding)."""
@@ -136,7 +126,7 @@ class RequestMiddleware:
                     if size > limit:
                         raise _body_too_large(limit)
                     if self.buffered_bytes > self.settings.limits.buffered_bytes:
-                        raise self._overloaded("the bodies of all current requests are too large")
+                        raise self.service.overloaded("the bodies of all current requests are too large")
                     chunks.append(chunk)
                     is_complete = not message.get("more_body", False)
         except TimeoutError:

@@ -1,6 +1,7 @@
 """The state shared by all endpoints, and the handling of one HTTP request."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,10 @@ from bertsmith.serving.settings import ServeSettings
 Value = TypeVar("Value")
 _SMALL_BODY = 2048  # bytes; tokenising a smaller body takes less time than switching to a thread
 _TEXT_THREADS = 2  # a long request does not delay another one
+_TOO_MANY = "too many requests at the same time"
+_MODEL_PATHS = frozenset(
+    {"/", "/decode", "/embed", "/explore", "/fill-mask", "/predict", "/rerank", "/tokenize", "/v1/embeddings"}
+)
 _VERBS: dict[Operation, str] = {"task": "predict (it has a task)", "vectors": "embed", "fill_mask": "fill masks"}
 
 
@@ -34,6 +39,8 @@ class Service:
         self.schedulers, self.settings = schedulers, settings
         self.metrics = Metrics(schedulers)
         self.is_draining = False
+        self.requests = 0
+        """Requests that were read completely and not answered yet."""
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "bertsmith-text")
 
     def find(self, name: str | None) -> Scheduler:
@@ -44,6 +51,24 @@ class Service:
         if name not in self.schedulers:
             raise unknown_model(name, self.schedulers)
         return self.schedulers[name]
+
+    def check_requests(self) -> None:
+        """Raise if there are too many requests at the same time."""
+        if self.requests >= self.settings.limits.requests:
+            raise self.overloaded(_TOO_MANY)
+
+    def overloaded(self, message: str) -> ApiError:
+        """Return the error for a request that may be sent again after the current wait."""
+        seconds = max(1, math.ceil(self.expected_wait()))
+        return ApiError(429, f"{message}; try again in {seconds} s", "Overloaded", retry_after=seconds)
+
+    def refuse(self, url: bytes) -> bytes | None:
+        """Return the whole response to a POST request if there are too many requests; None if it may be read."""
+        path = url.decode("latin-1")
+        if path not in _MODEL_PATHS or self.is_draining or self.requests < self.settings.limits.requests:
+            return None
+        self.metrics.count_request(path, 429, 0.0)
+        return self.overloaded(_TOO_MANY).to_bytes(path)
 
     def check_room(self) -> None:
         """Raise QueueFull if no model accepts a request, before anything is read."""

@@ -285,7 +285,7 @@ def test_long_heads_are_rejected(url: str, client: httpx.Client) -> None:
 
 
 def test_idle_connections_give_way_to_new_ones(url: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertsmith.serving.connections._MIN_IDLE", 0.0)
+    monkeypatch.setattr("bertsmith.serving.connections._MIN_SILENCE", 0.0)
     with ExitStack() as stack:
         idle = [stack.enter_context(_connect(url)) for _ in range(12)]  # the limit of one address is 8
         with httpx.Client(base_url=url) as other:

@@ -76,7 +76,7 @@ class ApiError(HTTPException):
     def to_bytes(self, path: str) -> bytes:
         """Return the whole HTTP response, for requests that are refused before they reach the app."""
         body = self.body(path).model_dump_json()
-        fields = {"content-type": "application/json", "content-length": len(body.encode()), **(self.headers or {})}
+        fields = {"content-type": "application/json", "content-length": str(len(body.encode())), **(self.headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"HTTP/1.1 {self.status_code} {HTTPStatus(self.status_code).phrase}\r\n{head}\r\n{body}".encode()
 

@@ -16,6 +16,7 @@ Schema = dict[str, Any]
 _STATUSES = {
     400: "The body is not valid JSON.",
     401: "The key is missing or wrong.",
+    403: "The host name is not allowed on a service without a key.",
     404: "The model does not exist.",
     408: "The body did not arrive in time.",
     413: "The body, the number of texts or the number of tokens exceeds a limit.",
@@ -46,13 +47,13 @@ def _errors(model: type[BaseModel], *statuses: int) -> dict[int | str, Schema]:
     return responses
 
 
-_POST_STATUSES = (400, 401, 404, 408, 413, 422, 429, 500, 503)
+_POST_STATUSES = (400, 401, 403, 404, 408, 413, 422, 429, 500, 503)
 _TIMES = {200: {"headers": {n: {"schema": {"type": kind}, "description": d} for n, (kind, d) in _HEADERS.items()}}}
 TEXT_RESPONSES = _errors(ErrorAnswer, *_POST_STATUSES)
 MODEL_RESPONSES = TEXT_RESPONSES | _TIMES
 OPENAI_RESPONSES = _errors(OpenAIErrorAnswer, *_POST_STATUSES) | _TIMES
-INFO_RESPONSES = _errors(ErrorAnswer, 401, 429, 500)
-OPENAI_INFO_RESPONSES = _errors(OpenAIErrorAnswer, 401, 404, 429, 500)
+INFO_RESPONSES = _errors(ErrorAnswer, 401, 403, 429, 500)
+OPENAI_INFO_RESPONSES = _errors(OpenAIErrorAnswer, 401, 403, 404, 429, 500)
 
 
 def document_key(app: FastAPI) -> None:

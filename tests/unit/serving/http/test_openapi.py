@@ -9,15 +9,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from schemathesis.checks import (
-    content_type_conformance,
-    not_a_server_error,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.checks import CHECKS, load_all_checks
 from serving_cases import schedulers, serving
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+load_all_checks()
+# a schema cannot say what depends on the model: ids of its vocabulary, texts with a mask, columns of its task
+APPLIED: list[Any] = CHECKS.get_all()
+APPLIED = [check for check in APPLIED if check.__name__ != "positive_data_acceptance"]
 QUICK: dict[str, Any] = {
     "deadline": None,
     "derandomize": True,
@@ -50,7 +48,7 @@ def _statuses(document: Any, examples: int) -> set[int]:
             @given(case=operation.as_strategy(generation_mode=mode))
             @settings(max_examples=examples, **QUICK)
             def call(case: schemathesis.Case) -> None:
-                statuses.add(case.call_and_validate(checks=CHECKS).status_code)
+                statuses.add(case.call_and_validate(checks=APPLIED).status_code)
 
             with suppress(Unsatisfiable):  # an endpoint without parameters has no invalid requests
                 call()

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError, nearest
-from bertsmith.recipes import merge_settings
-from bertsmith.reproduction.table import ExperimentTable
+from bertsmith.reproduction.table import ExperimentTable, merge_run_settings
 from bertsmith.settings import Plain
 
 DATA = "data"
@@ -107,7 +106,7 @@ class RunPlan:
             raise InputError(f"table {table.name!r}: the runs {' → '.join((*path, run))} read each other")
         spec = table.runs[run]
         seed = seed if spec.seed is None else spec.seed
-        settings = merge_settings(spec.settings, table.rows[row].set.get(run, {}))
+        settings = merge_run_settings(spec.settings, table.rows[row].set.get(run, {}))
         keys: dict[str, str] = {}
         for name in dict.fromkeys(name for text in _texts(settings) for name in _REFERENCE.findall(text)):
             if name != DATA and name not in table.runs:
@@ -118,7 +117,7 @@ class RunPlan:
         settings = _mapped(settings, lambda text: _REFERENCE.sub(lambda match: f"{{{keys[match[1]]}}}", text))
         setting = SEEDED.get(spec.command)
         if setting == "run.seed":
-            settings = merge_settings(settings, {"run": {"seed": seed}})
+            settings = merge_run_settings(settings, {"run": {"seed": seed}})
         elif setting is not None:
             settings = {**settings, setting: seed}
         key = _digest([spec.command, _without_speed(settings)])

@@ -194,6 +194,15 @@ def block_tables(name: str) -> list[str]:
     return by_block[name]
 
 
+def merge_run_settings(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
+    """Merge settings of a run like recipes; a model that is text stays text, as an argument of a command."""
+    model = own.get("model", base.get("model"))
+    if isinstance(model, Mapping):
+        return merge_settings(base, own)
+    rest = [{name: value for name, value in one.items() if name != "model"} for one in (base, own)]
+    return {**merge_settings(*rest), **({} if model is None else {"model": model})}
+
+
 def _read(path: Path) -> Plain:
     """Return the content of a table file, merged over its base."""
     own = read_toml(path)
@@ -220,7 +229,7 @@ def _merge_entries(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
         earlier = merged.get(name, {})
         merged[name] = {**earlier, **entry}
         if "settings" in earlier and "settings" in entry:
-            merged[name]["settings"] = merge_settings(earlier["settings"], entry["settings"])
+            merged[name]["settings"] = merge_run_settings(earlier["settings"], entry["settings"])
         if "set" in earlier and "set" in entry:
             merged[name]["set"] = _merge_sets(earlier["set"], entry["set"])
     return merged
@@ -243,7 +252,7 @@ def _apply_templates(data: Plain, path: Path) -> Plain:
 
 
 def _merge_sets(base: Mapping[str, Plain], own: Mapping[str, Plain]) -> dict[str, Plain]:
-    return {run: merge_settings(base.get(run, {}), own.get(run, {})) for run in {**base, **own}}
+    return {run: merge_run_settings(base.get(run, {}), own.get(run, {})) for run in {**base, **own}}
 
 
 def _known(field: str, name: str, allowed: Any) -> None:

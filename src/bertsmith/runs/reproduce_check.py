@@ -5,7 +5,7 @@ import inspect as signatures
 import json
 import lzma
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from bertsmith.models.cost import parameters
 from bertsmith.models.published import preset
 from bertsmith.recipes import merge_settings, resolve_base
 from bertsmith.reproduction.measurements import MEASUREMENTS
-from bertsmith.reproduction.plan import PlannedRun, RunPlan
-from bertsmith.reproduction.table import ExperimentTable
+from bertsmith.reproduction.plan import PlannedRun, RunPlan, find_value
+from bertsmith.reproduction.table import ExperimentTable, merge_run_settings
 from bertsmith.runs.convert import convert_model
 from bertsmith.runs.corpus import corpus
 from bertsmith.runs.evaluate import evaluate
@@ -119,6 +119,7 @@ def rehearse(tables: Sequence[ExperimentTable], data: Path, show: Callable[[str]
     """
     plan = RunPlan([table.with_seeds(1) for table in tables])
     errors: dict[str, str] = {}
+    results: dict[str, Plain] = {}
     with tempfile.TemporaryDirectory(prefix="bertsmith-") as temporary:
         folder, sample = Path(temporary) / "runs", Path(temporary) / "data"
         failed: set[str] = set()
@@ -133,13 +134,30 @@ def rehearse(tables: Sequence[ExperimentTable], data: Path, show: Callable[[str]
             if "error" in outcome:
                 failed.add(key)
                 errors[job.label] = outcome["error"]
+            else:
+                results[key] = outcome["result"]
             show(f"{number}/{len(plan.jobs)} {job.label}: {outcome.get('error') or 'works'}")
+    return errors | _missing_values(plan, results)
+
+
+def _missing_values(plan: RunPlan, results: Mapping[str, Plain]) -> dict[str, str]:
+    """Return the metrics whose values are not in the results of their runs, with the reason."""
+    errors = {}
+    for table in plan.tables:
+        for metric in table.metrics:
+            for row in table.rows_of(metric):
+                key = plan.key_of(table.name, metric, row, 0)
+                try:
+                    if key in results:
+                        find_value(results[key], table.metric_of(metric, row).value)
+                except InputError as error:
+                    errors[f"{table.name}: {metric} of {table.label(row)}"] = str(error)
     return errors
 
 
 def narrow(job: PlannedRun, settings: Plain) -> Plain:
     """Return the settings of a run for a rehearsal: a few steps of a narrow network."""
-    settings = merge_settings(settings, job.check)
+    settings = merge_run_settings(settings, job.check)
     if job.command == "pretrain":
         plain = resolve_base(settings)
         length = plain.get("sequences", {}).get("length", 128)

@@ -7,7 +7,7 @@ import pytest
 from bertsmith import InputError
 from bertsmith.reproduction.evaluation import evaluate_table
 from bertsmith.reproduction.plan import RunPlan, find_value
-from bertsmith.reproduction.table import read_table
+from bertsmith.reproduction.table import merge_run_settings, read_table
 
 BASE = """
 [runs.corpus]
@@ -109,6 +109,16 @@ def test_located_settings_have_paths(path: Path) -> None:
     assert task.data_paths == ("task",)
     with pytest.raises(InputError, match="give the folder with --data"):
         task.located(None, {task.needs[0]: Path("/runs/key")})
+
+
+def test_model_of_a_command_stays_text() -> None:
+    assert merge_run_settings({"model": "{long}", "to": "favor"}, {"features": 64}) == {
+        "model": "{long}",
+        "to": "favor",
+        "features": 64,
+    }
+    recipe = merge_run_settings({"model": "small"}, {"model": {"subnet": {"depth": 0.5}}})
+    assert recipe["model"] == {"folder": "small", "subnet": {"depth": 0.5}}
 
 
 def test_values_are_found_by_path() -> None:

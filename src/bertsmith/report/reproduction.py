@@ -55,7 +55,7 @@ def _difference(comparison: Comparison, digits: int) -> str:
 
 
 def format_cell(cell: MetricCell | None, digits: int) -> str:
-    """Return mean ± sd with the number of seeds, or why there is none."""
+    """Return mean ± sd with the number of seeds, or the reason for a missing value."""
     if cell is None:
         return "–"
     if cell.mean is None:

@@ -1,4 +1,4 @@
-"""Evaluate a table from the lines of runs.jsonl: values, gates, verdicts, and what is missing."""
+"""Evaluate a table from the lines of runs.jsonl: values, gates, verdicts and missing runs."""
 
 import math
 from collections.abc import Mapping

@@ -195,7 +195,7 @@ MEASUREMENTS: dict[str, Callable[..., Mapping[str, Any]]] = {
 
 
 def _redraw(model: Model, seed: int) -> None:
-    """Draw new random features in all FAVOR+ mixers, also in those that never redraw in training."""
+    """Draw new random features in all FAVOR+ mixers, even if they never redraw in training."""
     generator = torch.Generator().manual_seed(seed)
     for mixer in model.modules():
         if isinstance(mixer, FavorAttention):

@@ -86,7 +86,7 @@ class RunPlan:
         return self._cells[table, metric, row, seed]
 
     def keys_of(self, table: str) -> set[str]:
-        """Return the keys of all runs of a table, those that its runs read included."""
+        """Return the keys of all runs of a table and of the runs they read."""
         keys = {key for (name, *_), key in self._cells.items() if name == table}
         return keys.union(*(self.ancestors(key) for key in keys))
 

@@ -23,7 +23,7 @@ OPTIMUM_DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval; the interval is None without degrees of freedom."""
+    """An estimate with its confidence interval; low and high are None without degrees of freedom."""
 
     mean: float
     low: float | None = None

@@ -1,7 +1,7 @@
 """A table as data: rows, runs, metrics, gates and claims, read from a TOML file.
 
-A file may name a `base`, whose runs, metrics and row templates it extends, so that tables share their runs. Of the
-base's metrics it has those that it names: an empty table `[metrics.loss]` is enough.
+A file may name a `base`, whose runs, metrics and row templates it extends, so that tables share their runs. It has
+only the metrics of the base that it names: an empty table `[metrics.loss]` is enough.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class Gate(Record):
 
 
 class ExperimentTable(Record):
-    """An experiment: what is claimed, what is run and how it is decided, all fixed before the first run."""
+    """An experiment: rows, runs, metrics, gates and claims, all fixed before the first run."""
 
     name: str
     title: str
@@ -169,7 +169,7 @@ def read_table(given: str | Path) -> ExperimentTable:
         raise InputError(f"table is {text!r}; {nearest(text, table_names())} (or give a .toml file)")
     path = Path(text) if is_file else Path(str(_DATA / "tables" / f"{text}.toml"))
     data = _apply_templates(_read(path), path)
-    # of the base's metrics, a table has those that it names
+    # a table has only the metrics of its base that it names
     own = read_toml(path).get("metrics", {})
     data["metrics"] = {name: metric for name, metric in data.get("metrics", {}).items() if name in own}
     return ExperimentTable.parse({"name": path.stem, **data}, source=str(given))

@@ -114,7 +114,7 @@ class LocalProcesses:
         idle = [worker for worker in self._workers if worker.order is None]
         worker = next((worker for worker in idle if worker.affinity == order.affinity), None)
         if worker is None and len(self._workers) >= self._max_workers:
-            # the one that has been idle for longest
+            # idle for longest
             self._end(idle[0])
         if worker is None:
             worker = self._start()

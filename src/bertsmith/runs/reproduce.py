@@ -205,7 +205,7 @@ def run_plan(
     minutes: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run what has no result yet, in the order of the plan; runs start as soon as those they read have finished.
+    """Run all jobs without a result in the order of the plan; a job starts once the jobs it reads have finished.
 
     A failed run fails the runs that read it and no others. With `minutes`, a run starts only if it is expected to end
     in time: its planned seconds, times the runs side by side, times the ratio of measured and planned times so far.
@@ -348,7 +348,7 @@ def _write_tables(tables: Sequence[ExperimentTable], plan: RunPlan, store: RunSt
 
 
 def unfinished_runs(table: ExperimentTable, plan: RunPlan, lines: Lines) -> tuple[str, ...]:
-    """Return the runs of a table that have no result, with the error of those that failed."""
+    """Return the runs of a table without a result, with the error of failed ones."""
     texts = []
     for key, job in plan.jobs.items():
         if key in plan.keys_of(table.name) and (key not in lines or "error" in lines[key]):

@@ -56,6 +56,11 @@ def test_rehearsal_is_narrow_and_short() -> None:
             assert settings["run"]["epochs"] < 1
 
 
+def test_example_of_the_documentation_is_the_tested_file() -> None:
+    example = (ROOT / "docs" / "examples" / "corpora.toml").read_text(encoding="utf-8")
+    assert example in (ROOT / "docs" / "how-to" / "reproduce.md").read_text(encoding="utf-8")
+
+
 def test_pages_of_the_documentation_are_current() -> None:
     spec = importlib.util.spec_from_file_location("papers", ROOT / "docs" / "results" / "papers" / "pages.py")
     assert spec is not None

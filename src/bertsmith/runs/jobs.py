@@ -111,17 +111,18 @@ class LocalProcesses:
         self._workers: list[_Worker] = []
 
     def submit(self, order: JobOrder) -> None:
+        for worker in [worker for worker in self._workers if worker.order is None and not worker.process.is_alive()]:
+            self._end(worker)
         idle = [worker for worker in self._workers if worker.order is None]
-        worker = next((worker for worker in idle if worker.affinity == order.affinity), None)
-        if worker is None and len(self._workers) >= self._max_workers:
-            # idle for longest
-            self._end(idle[0])
-        if worker is None:
-            worker = self._start()
-        self._workers.remove(worker)
-        self._workers.append(worker)
-        worker.order, worker.affinity = order, order.affinity
-        worker.connection.send(order)
+        chosen = next((worker for worker in idle if worker.affinity == order.affinity), None)
+        if chosen is None and len(self._workers) >= self._max_workers:
+            self._end(idle[0])  # idle for longest
+        if chosen is None:
+            chosen = self._start()
+        self._workers.remove(chosen)
+        self._workers.append(chosen)
+        chosen.order, chosen.affinity = order, order.affinity
+        chosen.connection.send(order)
 
     def wait(self) -> tuple[str, Outcome]:
         ready = wait([worker.connection for worker in self._workers if worker.order is not None])
@@ -130,7 +131,7 @@ class LocalProcesses:
         key, worker.order = worker.order.key, None
         try:
             outcome: Outcome = worker.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # OSError: the connection is reset
             worker.process.join()
             outcome = {"error": f"its process ended with exit code {worker.process.exitcode}"}
             self._end(worker)

@@ -130,7 +130,8 @@ def rehearse(tables: Sequence[ExperimentTable], data: Path, show: Callable[[str]
             for path in job.data_paths:
                 sample_data(data / path, sample / path)
             settings = job.located(sample, {need: folder / need for need in job.needs})
-            outcome = execute(JobOrder(key, job.command, narrow(job, settings), folder / key, "cpu"))
+            settings = narrow(job, settings, is_read=key in plan.read_keys)
+            outcome = execute(JobOrder(key, job.command, settings, folder / key, "cpu"))
             if "error" in outcome:
                 failed.add(key)
                 errors[job.label] = outcome["error"]
@@ -155,8 +156,11 @@ def _missing_values(plan: RunPlan, results: Mapping[str, Plain]) -> dict[str, st
     return errors
 
 
-def narrow(job: PlannedRun, settings: Plain) -> Plain:
-    """Return the settings of a run for a rehearsal: a few steps of a narrow network."""
+def narrow(job: PlannedRun, settings: Plain, *, is_read: bool = False) -> Plain:
+    """Return the settings of a run for a rehearsal: a few steps of a narrow network.
+
+    A fine-tuned model that other runs read takes more steps, because an untrained one is refused as a teacher.
+    """
     settings = merge_run_settings(settings, job.check)
     if job.command == "pretrain":
         plain = resolve_base(settings)
@@ -172,7 +176,8 @@ def narrow(job: PlannedRun, settings: Plain) -> Plain:
         if plain.get("task", {}).get("kind") == "translation" or "micro_tokens" in plain.get("sequences", {}):
             few = {"sequences": {"micro_tokens": 512}, "batch": {"tokens": 512}, "tokenizer": {"vocabulary": 400}}
             return merge_settings(plain, {**few, "run": {"steps": 2, "compile": "off", "evaluate_batches": 1}})
-        return merge_settings(plain, {"batch": {"examples": 16}, "run": {"epochs": 0.4, "compile": "off"}})
+        few = {"batch": {"examples": 16}, "run": {"epochs": 8.0 if is_read else 0.4, "compile": "off"}}
+        return merge_settings(plain, few)
     if job.command == "shrink":
         few = {"batch": {"examples": 16}, "run": {"epochs": 0.4}}
         for stage in ("width", "depth", "labels", "gates", "weights"):

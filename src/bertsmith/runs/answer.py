@@ -11,8 +11,9 @@ from bertsmith.data.inference import InferencePrecision
 from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
 from bertsmith.errors import InputError
+from bertsmith.files import read_json
 from bertsmith.tasks.data_source import parse_columns
-from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_task_record
+from bertsmith.tasks.predictor import Predictor, TaskRecord, has_task_record, read_task_record
 from bertsmith.tasks.translation import PairTask, Translation
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
@@ -26,7 +27,7 @@ def read_task(model: Path, columns: Sequence[str], **search: float | None) -> Ta
 
     A model with a decoder and no task.json gets the default translation task.
     """
-    record = read_task_record(model) if (model / TASK_FILE).is_file() else _translation_record(model)
+    record = read_task_record(model) if has_task_record(model) else _translation_record(model)
     task = record.task
     changes: dict[str, Any] = dict(parse_columns(columns, type(task)))
     options = {name: value for name, value in search.items() if value is not None}
@@ -46,7 +47,8 @@ def read_task(model: Path, columns: Sequence[str], **search: float | None) -> Ta
 
 def _translation_record(model: Path) -> TaskRecord:
     """Return the default task record of an encoder-decoder without task.json."""
-    config = read_config(model) if (model / "config.json").is_file() else None
+    path = model / "config.json"
+    config = read_config(model) if path.is_file() and "bertsmith" in read_json(path) else None
     if config is None or config.decoder is None:
         return read_task_record(model)  # raises: the model was not fine-tuned
     length = min(MAX_PAIR_LENGTH, config.encoder.embedding.max_length, config.decoder.embedding.max_length)

@@ -30,7 +30,7 @@ from bertsmith.runs.output import RESULT
 from bertsmith.runs.pretrain import PretrainResult, run_pretraining
 from bertsmith.runs.result import OneShotResult, StoppedRun, print_plain
 from bertsmith.settings import Plain
-from bertsmith.tasks.predictor import TASK_FILE, read_task_record, write_task_record
+from bertsmith.tasks.predictor import has_task_record, read_task_record, write_task_record
 from bertsmith.text.extend import tokenizer_difference
 from bertsmith.toml import override
 from bertsmith.training.pretraining import PretrainSettings, corpus_tokenizer
@@ -134,7 +134,7 @@ def convert_model(
             return recovery
         if training is None and run.is_main:
             write_model(converted, out)
-            if (folder / TASK_FILE).is_file():
+            if has_task_record(folder):
                 write_task_record(read_task_record(folder), out)
         result = ConvertResult(
             to=to,

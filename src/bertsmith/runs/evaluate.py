@@ -19,6 +19,7 @@ from bertsmith.runs.text_run import TextRun, split_name
 from bertsmith.runs.word_perplexity import WordPerplexityResult, evaluate_word_perplexity
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
+from bertsmith.tasks.hf_task import adapt_task
 from bertsmith.tasks.translation import Translation
 
 
@@ -56,7 +57,7 @@ def evaluate(
     model: str | Path,
     *,
     data: DataFlag[str],
-    out: OutFlag[Path],
+    out: OutFlag[Path | None] = None,
     split: str = "dev",
     column: list[str] | None = None,
     source: Annotated[str | None, TRANSLATION] = None,
@@ -84,13 +85,13 @@ def evaluate(
     Parameters
     ----------
     model
-        Folder of a fine-tuned model; with --metric, of a pre-trained one.
+        Folder of a fine-tuned model, ours or Hugging Face's; with --metric, of a pre-trained one.
     data
         Folder with one file per split (.jsonl, .csv, .tsv, also .gz, .xz, .zst; or .parquet), a single such file, or
         a data set on the hub, for example glue/mrpc.
     out
         Output folder: predictions.jsonl, report.html, result.json, and official/ with files for the task's official
-        scorer.
+        scorer. Optional without --metric: the score is printed.
     split
         Split to evaluate, for example dev or test.
     column
@@ -137,7 +138,7 @@ def evaluate(
     force
         Replace the contents of --out.
     """
-    model, out, data = model_folder(model), Path(out), str(data)
+    model, out, data = model_folder(model), None if out is None else Path(out), str(data)
     options: dict[str, Any] = {
         "column": column,
         "source": source,
@@ -157,12 +158,13 @@ def evaluate(
     }
     given = {name: value for name, value in options.items() if value is not None}
     _check_flags(metric, given)
-    run = TextRun(folder=model, data=data, split=split, out=out, device=device, force=force)
-    if metric == "word_perplexity":
-        return evaluate_word_perplexity(run, **given)
-    if metric == "residues":
-        return evaluate_residues(run, **given)
-    check_out(out, force, model, existing_path(data))
+    if metric is not None:
+        if out is None:
+            raise InputError("--out is not given; give the folder to write the result to")
+        run = TextRun(folder=model, data=data, split=split, out=out, device=device, force=force)
+        return evaluate_residues(run, **given) if metric == "residues" else evaluate_word_perplexity(run, **given)
+    if out is not None:
+        check_out(out, force, model, existing_path(data))
     record = read_task(
         model,
         [*(column or []), *(f"{role}={name}" for role, name in (("source", source), ("target", target)) if name)],
@@ -172,14 +174,11 @@ def evaluate(
     )
     table = task_splits(data, file_is=split).read(split)
     task = record.task.resolve(table) if isinstance(record.task, Translation) else record.task
+    task = adapt_task(model, task, table, column or [], data)
     examples = task.examples(table)  # bad rows raise before the model is loaded
     predictor = open_predictor(model, record.changed(task=task), device, precision)
     with progress_bar("evaluate") as predictor.watch:
         evaluation, answers = predictor.evaluate_examples(examples)
-    claim(out, force, model, existing_path(data))
-    write_answers(out / "predictions.jsonl", name_rows(table, answers))
-    task = task.changed(name=name_in_split(task.name, split))
-    write_files(out / "official", task.files(examples, answers))
     mean_layers, layers = layers_used(predictor)
     result = EvaluateResult(
         scores=compute_scores(evaluation, len(table)),
@@ -190,21 +189,27 @@ def evaluate(
         model=str(model),
         data=data,
     )
-    write_result(out, result.to_json())
-    facts = {"Task": task.kind, "Model": str(model), "Data": data, "Split": split, "Examples": f"{len(table):,}"}
-    write_task_page(
-        task,
-        examples,
-        answers,
-        evaluation,
-        out,
-        kind="Evaluation",
-        split=split,
-        interval=result.scores.interval,
-        facts=facts,
-    )
+    if out is not None:
+        claim(out, force, model, existing_path(data))
+        write_answers(out / "predictions.jsonl", name_rows(table, answers))
+        task = task.changed(name=name_in_split(task.name, split))
+        write_files(out / "official", task.files(examples, answers))
+        write_result(out, result.to_json())
+        facts = {"Task": task.kind, "Model": str(model), "Data": data, "Split": split, "Examples": f"{len(table):,}"}
+        write_task_page(
+            task,
+            examples,
+            answers,
+            evaluation,
+            out,
+            kind="Evaluation",
+            split=split,
+            interval=result.scores.interval,
+            facts=facts,
+        )
     early = "" if mean_layers is None else f"; {mean_layers:.2f} layers on average"
-    print_plain(f"{format_score(result.split, result.scores)}{early}; written to {out}, see report.html")
+    written = "" if out is None else f"; written to {out}, see report.html"
+    print_plain(f"{format_score(result.split, result.scores)}{early}{written}")
     return result
 
 

@@ -26,7 +26,7 @@ from bertsmith.runs.output import check_out, replace_folder, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.predictor import TASK_FILE, read_task_record, sample_inputs, write_task_record
+from bertsmith.tasks.predictor import has_task_record, read_task_record, sample_inputs, write_task_record
 
 QUANTISED, HUGGING_FACE = flag_group("With --to onnx and --to torch"), flag_group("With --to hf")
 PART = flag_group("Export a part")
@@ -132,6 +132,8 @@ def import_model(
     result = ImportResult(model=ModelSummary.of(loaded))
     with replace_folder(out, force, model) as new:
         write_model(loaded, new)
+        if has_task_record(model):
+            write_task_record(read_task_record(model), new)
         write_result(new, result.to_json(), seals=True)
     _print_summary(result.model, out)
     return result
@@ -237,7 +239,7 @@ def _check_source(model: Path) -> None:
 def _export_hf(
     loaded: Model, model: Path, out: Path, cut: dict[str, float] | None, native: NativeChoice, force: bool
 ) -> HfExportResult:
-    task = read_task_record(model).plain() if (model / TASK_FILE).is_file() else None
+    task = read_task_record(model).plain() if has_task_record(model) else None
     plan = plan_hf(loaded, native=native, task=task)
     summary = ModelSummary.of(loaded)
     result = HfExportResult(model=summary, form=plan.form, architecture=plan.architecture, remark=plan.remark)
@@ -270,7 +272,7 @@ def _export_torch(
     data: str | None,
     force: bool,
 ) -> TorchExportResult:
-    record = read_task_record(model) if (model / TASK_FILE).is_file() else None
+    record = read_task_record(model) if has_task_record(model) else None
     if precision == "int8_static" and loaded.config.quantisation is None:
         if data is None or record is None:
             raise InputError(
@@ -307,7 +309,7 @@ def _export_onnx(
     samples = [sample for sample in found if isinstance(sample, Inputs)]
     with replace_folder(out, force, model) as new:
         write_onnx(loaded, new, precision, samples, head)
-        if (model / TASK_FILE).is_file() and head == "auto":
+        if has_task_record(model) and head == "auto":
             write_task_record(read_task_record(model), new)
         notes, size = read_json(new / METADATA_FILE), (new / GRAPH_FILE).stat().st_size
         write_card(new, loaded, out.resolve().name, result=read_result(model), subnet=cut)

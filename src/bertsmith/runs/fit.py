@@ -88,6 +88,7 @@ def fit(
     subnets: Annotated[Literal["even", "layers"] | None, SEARCH] = None,
     vocabulary: Annotated[Literal["keep", "cut", "auto"] | None, SEARCH] = None,
     split: Annotated[str | None, SEARCH] = None,
+    column: Annotated[list[str] | None, SEARCH] = None,
     set: SetFlag = None,
     measurements: Annotated[Path | None, MEASUREMENTS_GROUP] = None,
     fresh: Annotated[bool, MEASUREMENTS_GROUP] = False,
@@ -103,7 +104,7 @@ def fit(
     Parameters
     ----------
     model
-        Folder of a fine-tuned model, preferably an elastic one (bertsmith shrink).
+        Folder of a fine-tuned model, ours or Hugging Face's, preferably an elastic one (bertsmith shrink).
     data
         Data of its task, as for bertsmith evaluate: a dev split, and preferably a train split.
     out
@@ -139,6 +140,8 @@ def fit(
         small enough.
     split
         Split that candidates are scored on; dev by default.
+    column
+        Name of a column if it differs from the training data, for example label=stars; repeatable.
     set
         Override a setting, for example measure.repeats=10 or search.generations=12; repeatable.
     measurements
@@ -168,7 +171,7 @@ def fit(
         },
         "search": {"engines": engine, "precisions": precision, "subnets": subnets, "vocabulary": vocabulary},
     }
-    top = {"data": data and str(data), "split": split, "prefer": prefer}
+    top = {"data": data and str(data), "split": split, "columns": column, "prefer": prefer}
     plain |= {name: value for name, value in top.items() if value is not None}
     if model is not None:
         plain["model"] = replace_source(plain.get("model"), model_text(model))

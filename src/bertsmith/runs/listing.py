@@ -22,7 +22,7 @@ from bertsmith.runs.output import RESULT
 from bertsmith.runs.result import OneShotResult, print_plain, shorten
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.tasks import TASKS
-from bertsmith.tasks.predictor import TASK_FILE, read_task_record
+from bertsmith.tasks.predictor import has_task_record, read_task_record
 
 MAX_LABELS, MAX_LABEL = 8, 40
 """Labels of a task shown by `info`, and characters of each."""
@@ -82,7 +82,7 @@ def info(folder: str | Path) -> InfoResult:
     if (path / ARTEFACT_FILE).is_file():
         artefact = read_artefact(path)
         facts["engine"] = f"{artefact.engine}, {artefact.precision}"
-    if (path / TASK_FILE).is_file():
+    if has_task_record(path):
         facts |= _task_facts(path)
     if (path / ELASTIC_FILE).is_file():
         elastic = read_elastic_metadata(path)

@@ -20,6 +20,7 @@ from bertsmith.runs.result import OneShotResult, count_of, print_plain, shorten
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
+from bertsmith.tasks.hf_task import adapt_task
 from bertsmith.text.readers import COMPRESSIONS, text_lines
 from bertsmith.text.rows import Table, table_of
 
@@ -33,7 +34,7 @@ MAX_ANSWER = 500
 
 @dataclass(frozen=True, kw_only=True)
 class PredictResult(OneShotResult):
-    """Result of a prediction; `predictions` is set for --text only, predictions.jsonl always has them."""
+    """Result of a prediction; `predictions` is None for the rows of --data that were written to predictions.jsonl."""
 
     inputs: int
     seconds: float
@@ -67,10 +68,10 @@ def predict(
     Parameters
     ----------
     model
-        Folder of a fine-tuned model.
+        Folder of a fine-tuned model, ours or Hugging Face's.
     out
         Output folder: predictions.jsonl, result.json, predictions.txt if every prediction fits on one line, and
-        official/ with files for the task's official scorer. Optional with --text, whose answers are printed.
+        official/ with files for the task's official scorer. Without it, the answers are printed.
     data
         File with the input columns of the task (.jsonl, .csv, .tsv, .parquet) or with one text per line (.txt), also
         .gz, .xz, .zst; or, with --split, a folder with one file per split or a data set on the hub.
@@ -99,12 +100,14 @@ def predict(
     texts, pairs = ([value] if isinstance(value, str) else value or [] for value in (text, pair))
     if (data is None) == (not texts):
         raise InputError("give either --data with a file or --text with a text, not both")
-    if out is None and data is not None:
-        raise InputError("--out is not given; give the folder to write the predictions to")
     if out is not None:
         check_out(out, force, model, existing_path(data))
     record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
     task = record.task
+    first = None if data is None else next(_data_tables(task, data, split), None)
+    if first is not None:
+        task = adapt_task(model, task, first, column or [], data)
+        record = record.changed(task=task)
 
     def tables() -> Iterator[Table]:
         return iter([_pair_table(task, texts, pairs)]) if data is None else _data_tables(task, data, split)
@@ -124,7 +127,7 @@ def predict(
                 if not done:
                     claim(out, force, model, existing_path(data))
                 writer.add(table, examples, answers)
-            given += answers if data is None else []
+            given += answers if data is None or out is None else []
             done += len(table)
     if writer is not None:
         writer.finish()
@@ -136,7 +139,7 @@ def predict(
         model=str(model),
         mean_layers=mean_layers,
         layers=layers,
-        predictions=[answer["answer"] for answer in given] if data is None else None,
+        predictions=[answer["answer"] for answer in given] if data is None or out is None else None,
     )
     for answer in given:
         print_plain(describe_answer(answer))

@@ -28,7 +28,7 @@ from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticMetadata, 
 from bertsmith.shrinking.fit.table import layer_shapes, stack_config
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.predictor import TASK_FILE, read_task_record
+from bertsmith.tasks.predictor import TASK_FILE, has_task_record, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
 
 _WARM_UP_LENGTHS = (8, 33)  # tokens
@@ -82,7 +82,7 @@ class ServedModel:
         model = runner.torch_model
         if runner.tokenizer is None:
             raise InputError(f"{str(folder)!r} has no tokenizer.json, so its model cannot read texts")
-        has_task = (folder / TASK_FILE).is_file() and has_task_head(runner.config)
+        has_task = has_task_record(folder) and has_task_head(runner.config)
         task_record = read_task_record(folder) if has_task else None
         operations = _operations(runner, has_task=has_task)
         if not operations:

@@ -27,6 +27,7 @@ from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.data_source import hold_out, parse_columns, task_splits
 from bertsmith.tasks.degenerate import DEGENERATE, has_constant_answers
+from bertsmith.tasks.hf_task import adapt_task
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -94,7 +95,8 @@ def read_settings(
         raise InputError("data is not given; pass --data with the folder the model was fine-tuned on")
     splits = task_splits(plain["data"])
     train, dev, notices = splits.read("train"), splits.find("dev"), tuple[str, ...]()
-    task, sequences = record.task.plain(), record.sequences.plain()
+    adapted = adapt_task(folder, record.task, train, columns, str(plain["data"]))
+    task, sequences = adapted.plain(), record.sequences.plain()
     requested = {**task, **plain.get("task", {}), **parse_columns(columns, type(record.task))}
     for name in ("kind", "labels"):
         if requested.get(name) != task.get(name):

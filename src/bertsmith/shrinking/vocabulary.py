@@ -21,7 +21,7 @@ from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkSettings, TaskTables
 from bertsmith.shrinking.embedding_repair import TokenStatistics, embedding_error, repair
 from bertsmith.tasks.base import Evaluation
-from bertsmith.tasks.predictor import TASK_FILE, Predictor, read_task_record, write_task_record
+from bertsmith.tasks.predictor import Predictor, has_task_record, read_task_record, write_task_record
 from bertsmith.text.cut import changed_tokens, cut_tokenizer, token_counts, used_tokens
 
 
@@ -130,7 +130,7 @@ def cut_vocabulary_folder(
             "cut; give the model it was made from"
         )
     model = load(folder)
-    task_record = read_task_record(folder) if (folder / TASK_FILE).is_file() else None
+    task_record = read_task_record(folder) if has_task_record(folder) else None
     small, cut = cut_vocabulary(model, texts, config)
     with NewFolder(out.resolve()) as new:
         write_model(small, new)

@@ -19,6 +19,7 @@ from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.hf_task import hf_task_record
 from bertsmith.tasks.translation import Translation, pair_config, require_decoder
 from bertsmith.text.rows import Table, table_of
 
@@ -93,9 +94,20 @@ def write_task_record(record: TaskRecord, folder: Path) -> None:
     write_json(folder / TASK_FILE, record.plain())
 
 
+def has_task_record(folder: Path) -> bool:
+    """Whether a model is fine-tuned: its folder has task.json, or is Hugging Face's with the class of a task."""
+    return (folder / TASK_FILE).is_file() or hf_task_record(folder) is not None
+
+
 def read_task_record(folder: str | Path) -> TaskRecord:
-    """Read task.json from the folder of a model; raise InputError if it is not fine-tuned."""
+    """Read task.json from the folder of a model, or derive the task of a Hugging Face folder from its config.json.
+
+    Raise InputError if the model is not fine-tuned.
+    """
     path = model_folder(folder) / TASK_FILE
+    derived = None if path.is_file() else hf_task_record(path.parent)
+    if derived is not None:
+        return TaskRecord.parse(derived, source=str(path.parent))
     if not path.is_file():
         raise InputError(
             f"{str(folder)!r} has no {TASK_FILE}, so its model was not fine-tuned; use bertsmith finetune"

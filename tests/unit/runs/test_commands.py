@@ -79,7 +79,6 @@ def test_fill_mask_prints_the_words_of_the_model(capsys: pytest.CaptureFixture[s
         (["pretrain", "bert-tiny", "--set", "learning_rate=1"], "did you mean 'optimizer.learning_rate'?"),
         (["pretrain", "bert-tiny", "--set", "batch_size=1"], "did you mean 'batch.tokens'?"),
         (["predict", "x", "--text", "a", "--device", "gpu"], "device is 'gpu'; did you mean 'cuda'?"),
-        (["predict", "x", "--data", "a.csv"], "--out is not given"),
     ],
 )
 def test_usual_names_are_answered_with_ours(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def read_sentences(folder: Path, config: ModelConfig) -> SentenceFolder | None:
         is_normalised=is_normalised,
         similarity=usage.get("similarity_fn_name") or "cosine",
         texts=TextsConfig(
-            max_length=_read_length(encoder_folder(folder), config.encoder.embedding.max_length),
+            max_length=read_length(encoder_folder(folder), config.encoder.embedding.max_length),
             prompts={name: prompt for name, prompt in (usage.get("prompts") or {}).items() if prompt},
             default_prompt=usage.get("default_prompt_name"),
         ),
@@ -218,7 +218,7 @@ def _read_dense(folder: Path) -> tuple[DenseConfig, dict[str, Tensor]]:
     return layer, tensors
 
 
-def _read_length(folder: Path, encoder_length: int) -> int | None:
+def read_length(folder: Path, encoder_length: int) -> int | None:
     """Return the number of tokens that texts are truncated to; None for the encoder's maximum."""
     files = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
     given = (read_json(folder / name).get(key) for name, key in files if (folder / name).is_file())

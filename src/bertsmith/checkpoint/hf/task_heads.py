@@ -188,8 +188,11 @@ def is_choice(head: HeadConfig, task_kind: str | None) -> bool:
 
 
 def _labels(data: HfConfig, for_choices: bool) -> tuple[str, ...]:
-    if for_choices:
-        return CHOICE
+    return CHOICE if for_choices else read_labels(data)
+
+
+def read_labels(data: HfConfig) -> tuple[str, ...]:
+    """Return the names of the outputs by index."""
     names = data.get("id2label") or {str(index): f"LABEL_{index}" for index in range(data.get("num_labels") or 2)}
     if not isinstance(names, Mapping) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
         raise InputError(f"config.json: id2label is {names!r}; allowed: one name per index, from 0 on")

@@ -31,8 +31,9 @@ from bertsmith.shrinking.fit.measure import BUSY, Conditions, Measurer, Workload
 from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
-from bertsmith.tasks.data_source import hold_out, task_splits
+from bertsmith.tasks.data_source import hold_out, parse_columns, task_splits
 from bertsmith.tasks.degenerate import DEGENERATE
+from bertsmith.tasks.hf_task import adapt_task
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -72,6 +73,9 @@ def prepare(settings: FitSettings) -> FitInputs:
     folder = settings.model.path
     record = read_task_record(settings.model.name)
     table, train, notices = _tables(settings, record)
+    rows = table if train is None else train
+    task = adapt_task(folder, record.task, rows, settings.columns, settings.data)
+    record = record.changed(task=task.changed(**parse_columns(settings.columns, type(task))))
     model = unmasked(settings.model.load())  # candidates are not trained
     search, budget = settings.search, settings.budget
     scorer = Scorer(model, record, table, search.ranking_examples, search.seed)
@@ -117,7 +121,8 @@ def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | N
     if settings.split != "dev" or train is None:
         raise splits.missing(settings.split)
     train, table, notice = hold_out(record.task, train, "there is no dev split")
-    return table, train, [f"{notice}, as in fine-tuning"]
+    was_tuned_here = (settings.model.path / RECIPE).is_file()
+    return table, train, [f"{notice}, as in fine-tuning" if was_tuned_here else notice]
 
 
 def _is_trained_on(settings: FitSettings) -> bool:

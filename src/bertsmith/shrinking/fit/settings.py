@@ -150,6 +150,8 @@ class FitSettings(Record):
     data: str
     """Folder with the split that candidates are scored on."""
     split: str = "dev"
+    columns: tuple[str, ...] = ()
+    """Names of columns that differ from the training data, as role=name, such as "label=stars"."""
     prefer: Literal["fast", "small"] = "fast"
     """Criterion among candidates that meet the minimum score."""
     budget: BudgetConfig = BudgetConfig()

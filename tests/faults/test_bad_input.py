@@ -239,7 +239,7 @@ def test_unsupported_hugging_face_folder_raises(tmp_path: Path) -> None:
     }
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: albert, bert, "):
+    with pytest.raises(InputError, match="model_type is 'gpt2', which has no adapter; allowed: albert, bert, "):
         bertsmith.load(tmp_path / "gpt")
 
     # no Bertsmith head has this form: the rates of its two dropouts differ

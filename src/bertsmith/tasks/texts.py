@@ -9,6 +9,7 @@ import numpy as np
 
 from bertsmith.answers.texts import TextExample
 from bertsmith.errors import InputError
+from bertsmith.layers.elementwise import Activation
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.tasks.base import AnswerData, RowData, Task
@@ -60,14 +61,20 @@ def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierCo
     """Return the classification head of the family's paper.
 
     BERT uses its pooler; ELECTRA and ConvBERT the first token; DeBERTa and other models with disentangled attention add
-    a GELU layer; ModernBERT uses mean pooling. Causal encoders use the last token, the only one that sees the text.
+    a GELU layer, RoBERTa a tanh and DistilBERT a ReLU layer; ModernBERT uses mean pooling. Causal encoders use the last
+    token, the only one that sees the text.
     """
     head = _family_head(model, labels)
     return head.changed(pooling="last") if model.is_causal and head.pooling != "mean" else head
 
 
+_HIDDEN_LAYERS: dict[str, Activation] = {"roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
+
+
 def _family_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
     dropout = model.encoder.embedding.dropout
+    if model.family in _HIDDEN_LAYERS:
+        return ClassifierConfig(labels=labels, hidden=_HIDDEN_LAYERS[model.family], dropout=dropout)
     if any(head.kind == "pooler" for head in model.heads):
         return ClassifierConfig(labels=labels, pooling="pooler", dropout=dropout)
     if model.family.startswith(("deberta", "disentangled")):

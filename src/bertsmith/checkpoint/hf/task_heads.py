@@ -6,6 +6,7 @@ from typing import Any
 from bertsmith.checkpoint.hf.adapter import HeadAdapter, HfConfig, HfSettings, write_activation
 from bertsmith.checkpoint.hf.names import linear
 from bertsmith.errors import InputError
+from bertsmith.layers.elementwise import Activation
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
 
@@ -73,17 +74,18 @@ def hidden_classifier(
     dropout: tuple[ReadDropout, WriteDropout],
     activation: str | None = None,
     *,
+    fixed: Activation = "gelu",
     is_choice: bool = False,
     **others: Any,
 ) -> HeadAdapter:
     """A classifier with a hidden layer on the first token.
 
-    `names`: their names of the hidden and the output layer. `activation`: their setting, None if it is always gelu.
+    `names`: their names of the hidden and the output layer. `activation`: their setting, None if it is always `fixed`.
     """
     read, write = dropout
 
     def read_head(data: HfConfig) -> HeadConfig:
-        hidden = "gelu" if activation is None else data.activation(activation)
+        hidden = fixed if activation is None else data.activation(activation)
         return ClassifierConfig(labels=_labels(data, is_choice), hidden=hidden, dropout=read(data))
 
     def write_head(head: HeadConfig) -> HfSettings:
@@ -159,14 +161,17 @@ def token_tagger(architecture: str, dropout: tuple[ReadDropout, WriteDropout]) -
     )
 
 
-def span_finder(architecture: str) -> HeadAdapter:
-    """Start and end scores of answers; their classes have no dropout there."""
+def span_finder(
+    architecture: str, dropout: tuple[ReadDropout, WriteDropout] = (lambda data: 0.0, lambda dropout: {})
+) -> HeadAdapter:
+    """Start and end scores of answers; most classes have no dropout there."""
+    read, write = dropout
     return HeadAdapter(
         architecture=architecture,
         kind="spans",
         rows=tuple(linear("heads.spans.score", "qa_outputs")),
-        read=lambda data: SpansConfig(dropout=0.0),
-        write=lambda head: {},
+        read=lambda data: SpansConfig(dropout=read(data)),
+        write=lambda head: write(head.dropout) if isinstance(head, SpansConfig) else {},
     )
 
 

@@ -134,6 +134,10 @@ def native_export(model: Model, task_kind: str | None = None) -> NativeExport:
             raise not_exportable(adapter.model_type, refusal)
         config = config.changed(heads=tuple(head for head in config.heads if head != embedder))
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("heads.embedder.")}
+    pad = adapter.write_config(config).get("pad_token_id")
+    if pad is not None and model.tokenizer is not None and model.tokenizer.pad != pad:
+        reason = f"its padding token has the id {model.tokenizer.pad}, and positions there are counted from {pad}"
+        raise not_exportable(adapter.model_type, reason)
     heads = [head for head in config.heads if isinstance(head, TaskHeadConfig)]
     if not heads:
         return _check_round_trip(config, tensors, adapter, None)

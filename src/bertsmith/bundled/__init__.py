@@ -1,4 +1,4 @@
-"""Models that come with the package, each in a folder beside this file.
+"""Models that come with the package, each in a folder beside this file; names of models.
 
 These functions resolve model names. A string that equals the name of a bundled model refers to that model, even if the
 working directory has a folder with the same name; use `./small` or a `Path` for the folder.
@@ -8,6 +8,8 @@ import difflib
 import sys
 from functools import cache
 from pathlib import Path
+
+from bertsmith.bundled.hub import hub_folder, hub_hint, is_hub_name
 
 FOLDERS = {
     folder.name: folder
@@ -23,11 +25,11 @@ def bundled_folder(name: str | Path) -> Path | None:
 
 
 def model_folder(name: str | Path) -> Path:
-    """Return the folder of a bundled model, or else `name` as a path, which need not exist."""
+    """Return the folder of a bundled model or of a model of the hub, or else `name` as a path, which need not exist."""
     folder = bundled_folder(name)
     if folder is not None and (Path(name) / "config.json").is_file():
         _warn_of_namesake(str(name))
-    return folder or Path(name)
+    return folder or hub_folder(name) or Path(name)
 
 
 @cache
@@ -36,8 +38,9 @@ def _warn_of_namesake(name: str) -> None:
 
 
 def model_text(name: str | Path) -> str:
-    """Return a model name as a string for a recipe; a `Path` that equals a bundled name gets the prefix "./"."""
-    return f"./{name}" if isinstance(name, Path) and str(name) in FOLDERS else str(name)
+    """Return a model name as a string for a recipe; a `Path` that could be read as a name gets the prefix "./"."""
+    is_ambiguous = isinstance(name, Path) and (str(name) in FOLDERS or is_hub_name(str(name)))
+    return f"./{name}" if is_ambiguous else str(name)
 
 
 def namesake_hint(name: str | Path) -> str:
@@ -47,8 +50,9 @@ def namesake_hint(name: str | Path) -> str:
 
 
 def bundled_hint(name: str | Path) -> str:
-    """Return a hint for an error about a missing model: the closest bundled model, or all of them."""
+    """Return a hint for an error about a missing model: the closest bundled model, or all of them and the hub."""
     close = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
     if close:
         return f"; did you mean the bundled model {close[0]!r}?"
-    return f"; bundled models: {', '.join(NAMES)}" if FOLDERS else ""
+    names = f"; bundled models: {', '.join(NAMES)}" if FOLDERS else ""
+    return names + hub_hint(name)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from bertsmith.bundled import NAMES, model_folder
+from bertsmith.bundled.hub import hub_hint
 from bertsmith.checkpoint.hf.adapter import HfConfig
 from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.checkpoint.store import load, read_config
@@ -37,7 +38,7 @@ class ModelSource(Record):
     preset: str | None = None
     """A published size with fresh weights, such as "bert-mini"."""
     folder: str | None = None
-    """A bundled model, or the folder of a model, ours or Hugging Face's, with its weights."""
+    """A bundled model, the folder of a model, ours or Hugging Face's, or a model of the hub as owner/name."""
     network: ModelConfig | None = None
     """A config written out, with fresh weights."""
     overrides: Plain = Field(default_factory=dict)
@@ -246,7 +247,8 @@ def check_name(name: str) -> None:
     if not folder.is_dir():
         raise InputError(
             f"MODEL is {name!r}, which is neither a bundled model nor the folder of a model nor a preset; "
-            f"{nearest(name, [*NAMES, *PRESETS])}"
+            f"{nearest(name, [*NAMES, *PRESETS])} (presets have random weights; a model of the Hugging Face hub is "
+            f"given as owner/name){hub_hint(name)}"
         )
     if not (folder / "config.json").is_file():
         raise InputError(f"MODEL {name!r} is not the folder of a model: it has no config.json")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from bertsmith.bundled import bundled_hint, model_folder
+from bertsmith.bundled.hub import hub_folder
 from bertsmith.engines.artefact import open_runner, read_artefact
 from bertsmith.engines.base import Runner
 from bertsmith.engines.onnx_graph import has_task_head
@@ -72,6 +73,8 @@ class ServedModel:
         `threads` is the number of threads per matrix product. `floor` is the share of the whole model's score that a
         smaller size must keep; without it an elastic model is always served whole.
         """
+        # the cache of the hub names folders by commit
+        own_name = None if hub_folder(folder) is None else Path(folder).name
         folder = model_folder(folder)
         _check_folder(folder)
         threads = default_threads() if threads is None else threads
@@ -91,7 +94,7 @@ class ServedModel:
         schedule = SizeSchedule.of(elastic, floor)
         length = runner.config.text_length if task_record is None else task_record.sequences.length
         served = cls(
-            name=name or folder.resolve().name,
+            name=name or own_name or folder.resolve().name,
             runner=runner,
             tokenizer=runner.tokenizer,
             encoding=Encoding.of(runner, length),

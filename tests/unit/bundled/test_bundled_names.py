@@ -62,8 +62,8 @@ def test_bundled_names_do_not_import_pytorch() -> None:
 def test_error_for_missing_model_suggests_bundled_models(tiny_bundled: Path, data: Path) -> None:
     with pytest.raises(InputError, match="'smal' does not exist; did you mean the bundled model 'small'"):
         bertsmith.load("smal")
-    with pytest.raises(InputError, match="'runs/sst2' does not exist; bundled models: small"):
-        bertsmith.load("runs/sst2")
+    with pytest.raises(InputError, match=r"'\./runs/sst2' does not exist; bundled models: small"):
+        bertsmith.load("./runs/sst2")
     with pytest.raises(InputError, match=r"'smal', which is neither a bundled model .*; did you mean 'small'"):
         bertsmith.finetune("smal", data=str(data), out=Path("run"))
     with pytest.raises(InputError, match="'smal' does not exist; did you mean the bundled model 'small'"):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,6 +30,7 @@ from bertsmith.data.corpus_worker import (
     receive,
     send,
 )
+from bertsmith.data.executor import RayExecutor
 from bertsmith.data.shards import (
     JOURNAL,
     MANIFEST,
@@ -161,6 +163,36 @@ class WorkerPool:
         return BlockResult(block.number, len(block.text), len(block.ends), records)
 
 
+class BlockBuilder:
+    """Builds blocks on a worker of a cluster."""
+
+    def __init__(self, job: CorpusJob) -> None:
+        self.worker = Worker(job)
+
+    def __call__(self, block: DocumentBlock) -> BlockResult:
+        return BlockResult(block.number, len(block.text), len(block.ends), self.worker.build(block))
+
+
+class RayPool:
+    """Workers on a Ray cluster; the folder of the corpus has to be shared by all of its machines."""
+
+    peak_memory_mb = 0.0
+    """Memory of other machines is not counted."""
+
+    def __init__(self, job: CorpusJob, address: str) -> None:
+        self.executor: RayExecutor[DocumentBlock, BlockResult] = RayExecutor(partial(BlockBuilder, job), address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def results(self, blocks: Iterator[DocumentBlock]) -> Iterator[BlockResult]:
+        """Yield the result of every block, in order."""
+        return (result for _, result in self.executor.results(blocks))
+
+
 class BuildProgress(NamedTuple):
     """Progress of a build."""
 
@@ -183,10 +215,12 @@ def build_corpus(
     seed: int = 0,
     workers: int = 2,
     shard_megabytes: float = 32,
+    ray: str | None = None,
     progress: Callable[[BuildProgress], None] | None = None,
 ) -> Manifest:
     """Build or resume a corpus in `out` and return its manifest; a finished build of the same corpus is kept.
 
+    `ray` is the address of a Ray cluster whose workers tokenise; the corpus is the same.
     Whole documents are held out: the fraction `held_out`, selected by the seed, and at least one of two or more.
     """
     check_held_out(held_out)
@@ -219,7 +253,7 @@ def build_corpus(
         documents = read_documents(files, field, report.read)
         blocks = _blocks(documents, int(shard_megabytes * 1e6), held_out, seed)
         unfinished = (block for block in blocks if not journal.has(block.number))
-        with WorkerPool(job, workers) as pool:
+        with WorkerPool(job, workers) if ray is None else RayPool(job, ray) as pool:
             for number, size, count, records in pool.results(unfinished):
                 journal.add(number, records)
                 report.finish_block(size, count, pool.peak_memory_mb)

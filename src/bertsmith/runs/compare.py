@@ -3,13 +3,16 @@
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from bertsmith.data.devices import Device
+from bertsmith.data.devices import Device, device_type
+from bertsmith.data.executor import open_executor
 from bertsmith.data.shards import read_manifest
 from bertsmith.errors import InputError
 from bertsmith.files import read_json, write_json
@@ -23,7 +26,7 @@ from bertsmith.report.comparison import (
     summarize,
     table_headings,
 )
-from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, SetFlag
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, RayFlag, SetFlag
 from bertsmith.runs.folder import finished_result
 from bertsmith.runs.output import REPORT, RESULT, check_out, claim, lock, write_result
 from bertsmith.runs.pretrain import plain_settings, run_pretraining
@@ -59,6 +62,7 @@ def compare(
     evaluations: int = 20,
     set: SetFlag = None,
     device: Device = "auto",
+    ray: RayFlag = None,
     resume: bool = False,
     force: ForceFlag = False,
 ) -> CompareResult | StoppedRun:
@@ -86,6 +90,9 @@ def compare(
         Override a setting in all recipes, for example run.compile=on; repeatable.
     device
         Device to run on; "auto" uses a GPU if one is available.
+    ray
+        Run on a Ray cluster: its address, "auto", or "local" to start one on this machine. --out and the corpus must be
+        in folders that all machines share.
     resume
         Resume an interrupted comparison in --out.
     force
@@ -112,22 +119,14 @@ def compare(
         claim(out, force, *inputs)
         write_json(out / PLAN, {**plan, "steps": steps})
     runs: dict[str, list[ComparedRun]] = {name: [] for name in settings}
-    for seed in range(seeds):
-        for name, recipe in settings.items():
-            folder, every = out / name / f"seed-{seed}", max(1, steps[name] // evaluations)
-            is_finished = finished_result(folder) is not None
-            print_plain(f"{name}, seed {seed}: {steps[name]:,} steps{', already finished' if is_finished else ''}")
-            if not is_finished:
-                changes = {"steps": steps[name], "seed": seed, "evaluate_every": every, "checkpoint_every": 5 * every}
-                changed = recipe.changed(run=recipe.run.changed(**changes))
-                has_checkpoints = (folder / "checkpoints").exists()
-                run_result = run_pretraining(
-                    changed, folder, device=device, resume=has_checkpoints, force=not has_checkpoints, prints=False
-                )
-                if isinstance(run_result, StoppedRun):
-                    print_plain("interrupted; continue with --resume")
-                    return StoppedRun(steps=run_result.steps, stage=f"{name}, seed {seed}")
-            runs[name].append(read_run(seed, read_json(folder / RESULT), read_log(folder / LOG)))
+    jobs = _jobs(settings, out, steps, seeds, evaluations)
+    threads, is_gpu = torch.get_num_threads(), device_type(device) == "cuda"
+    executor = open_executor(partial(CompareWorker, device, threads), ray, cores=threads, gpus=int(is_gpu))
+    for job, stopped_at in executor.results(jobs):
+        if stopped_at is not None:
+            print_plain("interrupted; continue with --resume")
+            return StoppedRun(steps=stopped_at, stage=f"{job.name}, seed {job.seed}")
+        runs[job.name].append(read_run(job.seed, read_json(job.folder / RESULT), read_log(job.folder / LOG)))
     summaries = summarize(runs)
     result = CompareResult(
         budget=budget,
@@ -143,6 +142,54 @@ def compare(
     write_result(out, result.to_json())
     _print_table(summaries, out)
     return result
+
+
+class CompareJob(NamedTuple):
+    """One run of a comparison."""
+
+    name: str
+    seed: int
+    settings: PretrainSettings
+    folder: Path
+
+
+def _jobs(
+    settings: dict[str, PretrainSettings], out: Path, steps: dict[str, int], seeds: int, evaluations: int
+) -> list[CompareJob]:
+    """Return the runs of a comparison, seed by seed."""
+    jobs: list[CompareJob] = []
+    for seed in range(seeds):
+        for name, recipe in settings.items():
+            every = max(1, steps[name] // evaluations)
+            changes = {"steps": steps[name], "seed": seed, "evaluate_every": every, "checkpoint_every": 5 * every}
+            changed = recipe.changed(run=recipe.run.changed(**changes))
+            jobs.append(CompareJob(name, seed, changed, out.resolve() / name / f"seed-{seed}"))
+    return jobs
+
+
+class CompareWorker:
+    """Runs jobs of a comparison, in this process or on a cluster; returns the steps of an interrupted run, or None."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        self.device = device
+        torch.set_num_threads(threads)
+
+    def __call__(self, job: CompareJob) -> int | None:
+        is_finished = finished_result(job.folder) is not None
+        remark = ", already finished" if is_finished else ""
+        print_plain(f"{job.name}, seed {job.seed}: {job.settings.run.steps:,} steps{remark}")
+        if is_finished:
+            return None
+        has_checkpoints = (job.folder / "checkpoints").exists()
+        result = run_pretraining(
+            job.settings,
+            job.folder,
+            device=self.device,
+            resume=has_checkpoints,
+            force=not has_checkpoints,
+            prints=False,
+        )
+        return result.steps if isinstance(result, StoppedRun) else None
 
 
 def _read_settings(recipes: list[str | Path], data: Path | None, assignments: list[str]) -> dict[str, PretrainSettings]:

@@ -14,7 +14,7 @@ from bertsmith.data.build_corpus import BuildProgress, build_corpus, check_held_
 from bertsmith.data.shards import JOURNAL, MANIFEST
 from bertsmith.errors import InputError
 from bertsmith.files import write_seal
-from bertsmith.runs.flags import ForceFlag, OutFlag
+from bertsmith.runs.flags import ForceFlag, OutFlag, RayFlag
 from bertsmith.runs.output import RESULT, claim, write_result
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files
@@ -48,6 +48,7 @@ def corpus(
     held_out: float = 0.005,
     workers: int | None = None,
     seed: int = 0,
+    ray: RayFlag = None,
     force: ForceFlag = False,
 ) -> CorpusResult:
     """Tokenise text files into shards for pre-training.
@@ -70,6 +71,9 @@ def corpus(
         Number of processes; one per core by default. The result does not depend on it.
     seed
         Random seed that selects the held-out documents.
+    ray
+        Tokenise on a Ray cluster: its address, "auto", or "local" to start one on this machine. The corpus is the same
+        byte for byte; --out must be a folder that all machines share, and --workers is ignored.
     force
         Replace the contents of --out.
     """
@@ -103,6 +107,7 @@ def corpus(
             held_out=held_out,
             seed=seed,
             workers=workers or os.cpu_count() or 1,
+            ray=ray,
             progress=show,
         )
     seconds = time.perf_counter() - start

@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -17,11 +18,12 @@ from torch.nn.functional import normalize as normalised
 from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
 from bertsmith.data.devices import Device, device_type
+from bertsmith.data.executor import RayExecutor
 from bertsmith.data.inference import InferencePrecision
 from bertsmith.errors import InputError
-from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, TextFlag
+from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, RayFlag, TextFlag
 from bertsmith.runs.output import check_out, claim, write_result
-from bertsmith.runs.predict import format_answer
+from bertsmith.runs.predict import WINDOW_ROWS, format_answer
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files, read_documents
 
@@ -57,6 +59,7 @@ def encode(
     format: Literal["npy", "parquet"] = "npy",
     device: Device = "auto",
     precision: InferencePrecision = "auto",
+    ray: RayFlag = None,
     force: ForceFlag = False,
 ) -> EncodeResult:
     """Encode texts as vectors: the output of the model's embedder head, or the mean of its hidden states.
@@ -83,6 +86,9 @@ def encode(
         Device to run on; "auto" uses a GPU if one is available.
     precision
         Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU.
+    ray
+        Encode on a Ray cluster: its address, "auto", or "local" to start one on this machine. Every worker loads the
+        model from its folder, which all machines must share.
     force
         Replace the contents of --out.
     """
@@ -104,7 +110,14 @@ def encode(
     loaded = load(folder, device=device_type(device))
     start = time.perf_counter()
     read: deque[str] = deque()  # texts whose vectors are not written yet
-    windows = loaded.encode_stream(_recorded(chain([first], documents), read), precision=precision)
+    recorded = _recorded(chain([first], documents), read)
+    if ray is None:
+        windows = loaded.encode_stream(recorded, precision=precision)
+    else:
+        threads = torch.get_num_threads()
+        make = partial(load_on_worker, folder.resolve(), device, precision, threads)
+        executor = RayExecutor(make, ray, cores=threads, gpus=int(loaded.device.type == "cuda"))
+        windows = (torch.from_numpy(vectors) for _, vectors in executor.results(_batches(recorded)))
     windows = (normalised(window, dim=-1) if normalize else window for window in windows)
     vectors = torch.cat(list(windows)) if data is None else None
     if out is None:
@@ -130,6 +143,21 @@ def encode(
         write_result(out, result.to_json())
         print_plain(f"{count_of(count, 'vector')} of {width} numbers in {result.seconds:.1f} s; written to {out}")
     return result
+
+
+def load_on_worker(
+    folder: Path, device: str, precision: InferencePrecision, threads: int
+) -> Callable[[Sequence[str]], np.ndarray]:
+    """Load the model of a worker; return its function from texts to vectors."""
+    torch.set_num_threads(threads)
+    model = load(folder, device=device_type(device))
+    return lambda texts: model.encode(texts, precision=precision).cpu().numpy()
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Yield the texts in lists of WINDOW_ROWS."""
+    while batch := list(islice(texts, WINDOW_ROWS)):
+        yield batch
 
 
 def fill_mask(

@@ -16,7 +16,7 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.recipes.finetune import Completed, complete
 from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
-from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RecipeFlag, SetFlag, flag_group
+from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RayFlag, RecipeFlag, SetFlag, flag_group
 from bertsmith.runs.folder import read_recipe_file
 from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
 from bertsmith.runs.search import SearchResult, find_search, run_search
@@ -52,6 +52,7 @@ def finetune(
     seeds: Annotated[int | None, SEVERAL_RUNS] = None,
     learning_rates: Annotated[list[float] | None, Parameter(consume_multiple=True), SEVERAL_RUNS] = None,
     device: Device = "auto",
+    ray: RayFlag = None,
     explain: bool = False,
     resume: bool = False,
     force: ForceFlag = False,
@@ -112,6 +113,9 @@ def finetune(
         Learning rates to try, for example 2e-5 5e-5; each is run with every seed.
     device
         Device to run on; "auto" uses a GPU if one is available.
+    ray
+        With --seeds and --learning-rates: runs on a Ray cluster, by its address, "auto", or "local" to start one on
+        this machine. --out and the data must be in folders that all machines share.
     explain
         Print all settings, the source of their defaults, and the number of steps, tokens and FLOPs; do not train.
     resume
@@ -155,8 +159,10 @@ def finetune(
         return print_explanation(task_data.settings, facts)
     if search is not None:
         return run_search(
-            search, complete.settings, tables, out, start=start, device=device, resume=resume, force=force
+            search, complete.settings, tables, out, start=start, device=device, resume=resume, force=force, ray=ray
         )
+    if ray is not None:
+        raise InputError("--ray is given, but there is one run; it is for --seeds and --learning-rates")
     if out is not None:
         return run_finetuning(complete.settings, tables, out, start=start, device=device, resume=resume, force=force)
     if settings.data is not None and start is None:

@@ -12,6 +12,7 @@ DataFlag = Annotated[Value, Parameter(alias="-d")]
 TextFlag = Annotated[list[str] | None, Parameter(alias="-t")]
 SetFlag = Annotated[list[str] | None, Parameter(alias="-s")]
 RecipeFlag = Annotated[str | Path | None, Parameter(alias="-r")]
+RayFlag = Annotated[str | None, Parameter(group=Group("Cluster", sort_key=1))]
 ForceFlag = Annotated[bool, Parameter(alias="-f", negative=())]
 
 

@@ -1,26 +1,31 @@
 """`bertsmith predict`: run a fine-tuned model on new inputs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, starmap
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+
 from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder
 from bertsmith.data.devices import Device
+from bertsmith.data.executor import Executor, LocalExecutor, RayExecutor
 from bertsmith.data.inference import InferencePrecision, in_background
 from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
-from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, TextFlag
+from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RayFlag, TextFlag
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.result import OneShotResult, count_of, print_plain, shorten
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
 from bertsmith.tasks.hf_task import adapt_task
+from bertsmith.tasks.predictor import Predictor, TaskRecord
 from bertsmith.text.readers import COMPRESSIONS, text_lines
 from bertsmith.text.rows import Table, table_of
 
@@ -59,6 +64,7 @@ def predict(
     extra_length: Annotated[int | None, TRANSLATION] = None,
     device: Device = "auto",
     precision: InferencePrecision = "auto",
+    ray: RayFlag = None,
     force: ForceFlag = False,
 ) -> PredictResult:
     """Predict with a fine-tuned model, for the rows of a file or for texts on the command line.
@@ -93,6 +99,9 @@ def predict(
         Device to run on; "auto" uses a GPU if one is available.
     precision
         Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU.
+    ray
+        Predict on a Ray cluster: its address, "auto", or "local" to start one on this machine. Every worker loads the
+        model from its folder, which all machines must share, and uses as many threads as this machine would.
     force
         Replace the contents of --out.
     """
@@ -114,21 +123,21 @@ def predict(
 
     rows, is_joint = _check_rows(task, tables())  # bad rows raise before the model is loaded
     predictor = open_predictor(model, record, device, precision)
+    executor = _executor(predictor, model, device, ray)
     start = time.perf_counter()
     given: list[Answer] = []
     writer = None if out is None else PredictionWriter(out, task.changed(name=name_in_split(task.name, split)))
     with progress_bar("predict") as watch, predictor.model.evaluating():
         done = 0
-        for table in [_joined(tables())] if is_joint else in_background(tables()):
-            predictor.watch = lambda count, _, before=done: watch(before + count, rows)
-            examples = task.examples(table, has_targets=False)
-            answers = predictor.answers(examples)
+        predictor.watch = lambda count, _: watch(done + count, rows)
+        for table, answers in executor.results([_joined(tables())] if is_joint else in_background(tables())):
             if out is not None and writer is not None:
                 if not done:
                     claim(out, force, model, existing_path(data))
-                writer.add(table, examples, answers)
+                writer.add(table, task.examples(table, has_targets=False), answers)
             given += answers if data is None or out is None else []
             done += len(table)
+            watch(done, rows)
     if writer is not None:
         writer.finish()
     seconds = time.perf_counter() - start
@@ -147,6 +156,23 @@ def predict(
         write_result(out, result.to_json())
         print_plain(f"{count_of(rows, 'input')} in {seconds:.1f} s; written to {out}: predictions.jsonl")
     return result
+
+
+def _executor(predictor: Predictor, model: Path, device: str, ray: str | None) -> Executor[Table, Sequence[Answer]]:
+    """Return the executor that answers tables: the predictor in this process, or predictors on a cluster."""
+    if ray is None:
+        return LocalExecutor(predictor.answer_table)
+    threads = torch.get_num_threads()  # the same number everywhere, so that all workers round alike
+    make = partial(load_on_worker, model.resolve(), predictor.record, device, predictor.precision, threads)
+    return RayExecutor(make, ray, cores=threads, gpus=int(predictor.model.device.type == "cuda"))
+
+
+def load_on_worker(
+    model: Path, record: TaskRecord, device: str, precision: InferencePrecision, threads: int
+) -> Callable[[Table], Sequence[Answer]]:
+    """Load the predictor of a worker."""
+    torch.set_num_threads(threads)
+    return open_predictor(model, record, device, precision).answer_table
 
 
 class PredictionWriter:

@@ -4,15 +4,18 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from bertsmith.checkpoint.masks import MASKS_FILE
 from bertsmith.data.devices import device_type
+from bertsmith.data.executor import open_executor
 from bertsmith.errors import InputError
 from bertsmith.files import SEAL, read_json, read_text, write_seal, write_text
 from bertsmith.models.model import Model
@@ -171,8 +174,9 @@ def run_search(
     device: str,
     resume: bool,
     force: bool,
+    ray: str | None = None,
 ) -> SearchResult | StoppedRun:
-    """Fine-tune with every seed and learning rate in turn; keep the best model."""
+    """Fine-tune with every seed and learning rate, in turn or on a Ray cluster; keep the best model."""
     if out is None:
         raise InputError("--out is not given; --seeds and --learning-rates write every run to a folder in it")
     if process_state(device).num_processes > 1:
@@ -186,22 +190,16 @@ def run_search(
             read_data(settings, *tables)  # bad rows raise before anything is written
         run.claim(files={SEARCH: search.plain()})
         runs = search.runs()
-        for number, (name, (seed, rate)) in enumerate(runs.items(), start=1):
-            folder = out / name
-            if finished_result(folder) is not None:
-                continue
-            print_plain(f"{name}, run {number} of {len(runs)}", style="bold")
-            result = _run_one(
-                _with(settings, seed, rate),
-                tables,
-                folder,
-                start=start,
-                device=device,
-                resume=resume and (folder / RECIPE).is_file(),
-                prints_data=number == 1,
-            )
-            if isinstance(result, StoppedRun):
-                return StoppedRun(steps=result.steps, stage=name)
+        jobs = [
+            SearchJob(f"{name}, run {number} of {len(runs)}", _with(settings, seed, rate), out.resolve() / name, number)
+            for number, (name, (seed, rate)) in enumerate(runs.items(), start=1)
+            if finished_result(out / name) is None
+        ]
+        threads, is_gpu = torch.get_num_threads(), device_type(device) == "cuda"
+        worker = partial(SearchWorker, tables, start, device, resume, threads)
+        for job, steps in open_executor(worker, ray, cores=threads, gpus=int(is_gpu)).results(jobs):
+            if steps is not None:
+                return StoppedRun(steps=steps, stage=job.folder.name)
             _remove_worse_models(out, list(runs))
         summary = _summarise(search, out)
         best = summary.best.run
@@ -221,6 +219,36 @@ def _with(settings: AnySettings, seed: int, rate: float) -> AnySettings:
     return settings.changed(
         run=settings.run.changed(seed=seed), optimizer=settings.optimizer.changed(learning_rate=rate)
     )
+
+
+class SearchJob(NamedTuple):
+    """One run of a search."""
+
+    title: str
+    settings: AnySettings
+    folder: Path
+    number: int
+
+
+class SearchWorker:
+    """Runs jobs of a search, in this process or on a cluster; returns the steps of an interrupted run, else None."""
+
+    def __init__(self, tables: Tables, start: Model | None, device: str, resume: bool, threads: int) -> None:
+        self.tables, self.start, self.device, self.resume = tables, start, device, resume
+        torch.set_num_threads(threads)
+
+    def __call__(self, job: SearchJob) -> int | None:
+        print_plain(job.title, style="bold")
+        result = _run_one(
+            job.settings,
+            self.tables,
+            job.folder,
+            start=self.start,
+            device=self.device,
+            resume=self.resume and (job.folder / RECIPE).is_file(),
+            prints_data=job.number == 1,
+        )
+        return result.steps if isinstance(result, StoppedRun) else None
 
 
 def _run_one(

@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": ("bertsmith.runs.inspect:inspect", "Visualise the attention of a model."),
     "import": ("bertsmith.runs.exchange:import_model", "Convert a Hugging Face model folder to Bertsmith's format."),
     "export": ("bertsmith.runs.exchange:export_model", "Export a model to Hugging Face transformers, ONNX or int8."),
+    "push": ("bertsmith.runs.push:push", "Upload a finished folder to the Hugging Face hub."),
     "list": ("bertsmith.runs.listing:list_names", "List bundled models, presets, recipes and tasks."),
     "info": ("bertsmith.runs.listing:info", "Describe a model folder."),
     "verify": ("bertsmith.runs.verify:verify", "Compare the files of a folder with their checksums."),

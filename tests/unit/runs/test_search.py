@@ -124,10 +124,10 @@ def test_killed_while_copying_the_best_model(searched: Path, data: Path, tmp_pat
     """The best run keeps its own copy until result.json is written."""
     out, real = tmp_path / "out", run_folder.write_result
 
-    def refuse(folder: Path, metrics: dict) -> None:
+    def refuse(folder: Path, metrics: dict, **options: bool) -> None:
         if folder == out:
             raise KeyboardInterrupt
-        real(folder, metrics)
+        real(folder, metrics, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_folder, "write_result", refuse)

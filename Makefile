@@ -30,6 +30,7 @@ test-slow: $(VENV)/.installed
 
 # the wheel in dist/, tested in an environment of its own
 test-wheel: $(VENV)/.installed
+	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 	$(BIN)/python -m pytest -m slow tests/documents/test_wheel.py
 

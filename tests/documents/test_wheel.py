@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,10 +16,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_readme_runs_from_an_installed_wheel(tmp_path: Path) -> None:
-    run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path / "dist"), str(ROOT)],
-        tmp_path,
-    )
+    clone = tmp_path / "clone"  # a copy, because building leaves files behind
+    shutil.copytree(ROOT / "src", clone / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", "dist", str(clone)], tmp_path)
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     (wheel,) = (tmp_path / "dist").glob("*.whl")

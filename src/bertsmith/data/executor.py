@@ -13,6 +13,7 @@ Input = TypeVar("Input")
 Output = TypeVar("Output")
 Work = Callable[[Input], Output]
 
+_RETRIES = 4  # an input that ends its worker more often, for want of memory, ends the command
 _AHEAD = 2  # inputs that wait at each worker, so that no worker waits for the reader
 
 
@@ -48,7 +49,7 @@ class RayExecutor(Executor[Input, Output]):
 
     def results(self, inputs: Iterable[Input]) -> Iterator[tuple[Input, Output]]:
         worker = self.ray.remote(RayWorker).options(
-            num_cpus=self.cores, num_gpus=self.gpus, max_restarts=-1, max_task_retries=-1
+            num_cpus=self.cores, num_gpus=self.gpus, max_restarts=-1, max_task_retries=_RETRIES
         )
         workers = [worker.remote(self.make, os.getcwd()) for _ in range(self._count())]
         running: deque[tuple[Input, Any]] = deque()
@@ -80,6 +81,12 @@ class RayExecutor(Executor[Input, Output]):
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause  # the exception of the function
             raise (cause if isinstance(cause, InputError) else error) from None
+        except self.ray.exceptions.RayActorError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise InputError(
+                f"--ray: a worker could not start, or was lost {_RETRIES + 1} times at the same input ({reason}); "
+                "check its memory, and that bertsmith is installed on every machine"
+            ) from None
 
 
 def open_executor(

@@ -1,6 +1,8 @@
 """The documentation: relative links and anchors resolve, and every page is in the navigation of the site."""
 
 import re
+import subprocess
+import sys
 import unicodedata
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ DOCUMENTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", 
 GENERATED = ("reference/commands.md", "reference/presets.md", "reference/python", "reference/settings/")
 """Pages that docs/hooks writes when the site is built."""
 LINK = re.compile(r"\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 
 
@@ -45,6 +48,19 @@ def test_relative_links_and_anchors_resolve(page: Path) -> None:
         assert target.exists(), f"{page.relative_to(ROOT)} links to {link}, which does not exist"
         if anchor and target.suffix == ".md":
             assert anchor in headings(target), f"{page.relative_to(ROOT)} links to {link}, which has no such heading"
+
+
+def test_python_snippets_use_names_that_they_define() -> None:
+    """All blocks of a page are one program, which imports bertsmith."""
+    pages = {page: "\n".join(SNIPPET.findall(page.read_text(encoding="utf-8"))) for page in DOCUMENTS}
+    for page, program in pages.items():
+        if not program:
+            continue
+        check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise"]
+        done = subprocess.run(
+            [*check, "-"], input=f"import bertsmith\n{program}", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{page.relative_to(ROOT)}: {done.stdout}"
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

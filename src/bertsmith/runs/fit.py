@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bertsmith.bundled import model_text
@@ -35,6 +35,8 @@ from bertsmith.toml import override, to_toml
 
 CANDIDATES = ".candidates"  # temporary folder of the artefacts to measure
 CARD = "card.md"
+LINE_SECONDS = 30.0
+"""Seconds between two lines of progress off a terminal."""
 BUDGET, SEARCH, MEASUREMENTS_GROUP = flag_group("Budget"), flag_group("Search"), flag_group("Measurements")
 
 
@@ -304,13 +306,23 @@ def _range(lengths: Sequence[int]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Watch]:
-    """Show a progress bar on a terminal."""
+    """Show a progress bar with the remaining time of each stage; off a terminal, print a line at least every 30 s."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
+    bars = Progress(*columns, TimeRemainingColumn(), transient=True, console=console, disable=not console.is_terminal)
+    stage, printed_at = "", 0.0
+    with bars as progress:
         bar = progress.add_task("fit", total=None)
 
         def watch(description: str, done: int, total: int) -> None:
+            nonlocal stage, printed_at
+            if description != stage:
+                progress.reset(bar)  # the remaining time is that of the stage
             progress.update(bar, description=description, completed=done, total=total)
+            now = time.monotonic()
+            if not console.is_terminal and (description != stage or now - printed_at >= LINE_SECONDS):
+                console.print(f"fit: {description} {done}/{total}", highlight=False, markup=False, soft_wrap=True)
+                printed_at = now
+            stage = description
 
         yield watch

@@ -11,6 +11,7 @@ from bertsmith.cli import main
 from bertsmith.data.devices import device_type
 from bertsmith.errors import InputError
 from bertsmith.models.published import PRESETS
+from bertsmith.runs.fit import _progress as fit_progress
 from bertsmith.runs.result import print_explanation
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.data_source import task_splits
@@ -157,3 +158,11 @@ def test_json_arrays_are_data(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("[1]")
     with pytest.raises(InputError, match="row 1 is 1; allowed: an object with named columns"):
         task_splits(tmp_path / "rows.json").read("train")
+
+
+def test_fit_prints_its_stages_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with fit_progress() as watch:
+        for done in range(3):
+            watch("scores of sub-networks", done, 3)
+        watch("evolutionary search", 0, 9)
+    assert capsys.readouterr().err.splitlines() == ["fit: scores of sub-networks 0/3", "fit: evolutionary search 0/9"]

@@ -40,7 +40,7 @@ class RayExecutor(Executor[Input, Output]):
     """Workers on a Ray cluster, each with `cores` cores; every worker makes the function once, with `make`.
 
     The cluster needs this package on every machine, and folders that all machines share. Ray restarts lost workers and
-    repeats what they were doing, so `make` and the function must be repeatable.
+    repeats their unfinished inputs, so `make` and the function must be repeatable.
     """
 
     def __init__(self, make: Callable[[], Work[Input, Output]], address: str, *, cores: int = 1, gpus: int = 0) -> None:

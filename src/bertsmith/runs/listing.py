@@ -55,7 +55,7 @@ def list_names(kind: ListKind | None = None) -> ListResult:
     Parameters
     ----------
     kind
-        What to list; everything by default.
+        Kind of names to list; all kinds by default.
     """
     makers = {"models": _models, "presets": _presets, "recipes": _recipes, "tasks": _tasks}
     names = {name: make() for name, make in makers.items() if kind in (None, name)}

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's o
 def cluster() -> Iterator[None]:
     torch.set_num_threads(1)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
-    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
+    not_nice = {"worker_niceness": 0}  # Ray's default lets workers starve on a busy machine
+    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False, _system_config=not_nice)
     yield
     ray.shutdown()
 

@@ -51,10 +51,13 @@ class RayExecutor(Executor[Input, Output]):
         worker = self.ray.remote(RayWorker).options(
             num_cpus=self.cores, num_gpus=self.gpus, max_restarts=-1, max_task_retries=_RETRIES
         )
-        workers = [worker.remote(self.make, os.getcwd()) for _ in range(self._count())]
+        room = self._room()
+        workers: list[Any] = []
         running: deque[tuple[Input, Any]] = deque()
         try:
             for number, one in enumerate(inputs):
+                if len(workers) < room:  # not more workers than inputs
+                    workers.append(worker.remote(self.make, os.getcwd()))
                 running.append((one, workers[number % len(workers)].run.remote(one)))
                 if len(running) >= _AHEAD * len(workers):
                     yield self._finish(running.popleft())
@@ -64,7 +67,7 @@ class RayExecutor(Executor[Input, Output]):
             for one_worker in workers:
                 self.ray.kill(one_worker)
 
-    def _count(self) -> int:
+    def _room(self) -> int:
         """Return the number of workers that the cluster has room for."""
         there = self.ray.cluster_resources()
         room = int(there.get("CPU", 1)) // self.cores

@@ -17,7 +17,7 @@ _RETRIES = 4  # an input that ends its worker more often, for want of memory, en
 _AHEAD = 2  # inputs that wait at each worker, so that no worker waits for the reader
 
 
-class Executor(ABC, Generic[Input, Output]):
+class MapExecutor(ABC, Generic[Input, Output]):
     """A function that is applied to a stream of inputs; results come in the order of the inputs."""
 
     @abstractmethod
@@ -25,7 +25,7 @@ class Executor(ABC, Generic[Input, Output]):
         """Yield every input with its result, reading few inputs ahead."""
 
 
-class LocalExecutor(Executor[Input, Output]):
+class LocalExecutor(MapExecutor[Input, Output]):
     """The function in this process."""
 
     def __init__(self, work: Work[Input, Output]) -> None:
@@ -36,7 +36,7 @@ class LocalExecutor(Executor[Input, Output]):
             yield one, self.work(one)
 
 
-class RayExecutor(Executor[Input, Output]):
+class RayExecutor(MapExecutor[Input, Output]):
     """Workers on a Ray cluster, each with `cores` cores; every worker makes the function once, with `make`.
 
     The cluster needs this package on every machine, and folders that all machines share. Ray restarts lost workers and
@@ -94,7 +94,7 @@ class RayExecutor(Executor[Input, Output]):
 
 def open_executor(
     make: Callable[[], Work[Input, Output]], ray: str | None, *, cores: int = 1, gpus: int = 0
-) -> Executor[Input, Output]:
+) -> MapExecutor[Input, Output]:
     """Return the executor of a function: in this process, or on the Ray cluster with this address."""
     return LocalExecutor(make()) if ray is None else RayExecutor(make, ray, cores=cores, gpus=gpus)
 

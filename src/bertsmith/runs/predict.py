@@ -13,7 +13,7 @@ import torch
 from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder
 from bertsmith.data.devices import Device
-from bertsmith.data.executor import Executor, LocalExecutor, RayExecutor
+from bertsmith.data.executor import LocalExecutor, MapExecutor, RayExecutor
 from bertsmith.data.inference import InferencePrecision, in_background
 from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
@@ -158,7 +158,7 @@ def predict(
     return result
 
 
-def _executor(predictor: Predictor, model: Path, device: str, ray: str | None) -> Executor[Table, Sequence[Answer]]:
+def _executor(predictor: Predictor, model: Path, device: str, ray: str | None) -> MapExecutor[Table, Sequence[Answer]]:
     """Return the executor that answers tables: the predictor in this process, or predictors on a cluster."""
     if ray is None:
         return LocalExecutor(predictor.answer_table)

@@ -165,8 +165,8 @@ def encoder_cost(
         "longest": max(measured, default=0),
         "exponent_time": _exponent(measured[-4:], list(seconds.values())[-4:]),
     }
-    if memory:
-        result["exponent_memory"] = _exponent(measured[-4:], list(memory.values())[-4:])
+    # not a number on a CPU, where memory is not measured
+    result["exponent_memory"] = _exponent(measured[-4:], list(memory.values())[-4:]) if memory else math.nan
     return result
 
 

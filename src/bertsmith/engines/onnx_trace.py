@@ -100,12 +100,9 @@ class RowsModel(nn.Module):
 
 def trace_graph(model: Model, head: GraphHead | None) -> "ir.Model":
     """Return the graph of a model (in eval mode, float32, on the CPU) with this output head."""
-    from onnxscript import optimizer
-
-    graph = _stack_layers(model, head) if has_separate_layers(model.config, head) else _trace(RowsModel(model, head))
-    with quiet():
-        optimizer.optimize(graph)
-    return graph
+    if has_separate_layers(model.config, head):
+        return _stack_layers(model, head)
+    return _optimised(_trace(RowsModel(model, head)))
 
 
 def has_separate_layers(config: ModelConfig, head: GraphHead | None) -> bool:
@@ -141,9 +138,18 @@ def _trace(rows: RowsModel) -> "ir.Model":
     return program.model
 
 
+def _optimised(graph: "ir.Model") -> "ir.Model":
+    """Fold constants and remove redundant nodes, in place."""
+    from onnxscript import optimizer
+
+    with quiet():
+        return optimizer.optimize(graph)
+
+
 def _stack_layers(model: Model, head: GraphHead | None) -> "ir.Model":
     """Return the graph of a model with separate layers, copied from the templates of its layers."""
     import onnx_ir as ir
+    from onnx_ir.passes import common
 
     templates = [_template(_one_layer(model.config, layer, head), head) for layer in model.config.encoder.layers]
     first, last = templates[0], templates[-1]
@@ -161,7 +167,9 @@ def _stack_layers(model: Model, head: GraphHead | None) -> "ir.Model":
     initializers = list(copies.initializers.values())
     imports = first.graph.opset_imports
     graph = ir.Graph(copies.inputs, [output], nodes=copies.nodes, initializers=initializers, opset_imports=imports)
-    return ir.Model(graph, ir_version=first.ir_version)
+    stacked = ir.Model(graph, ir_version=first.ir_version)
+    common.CommonSubexpressionEliminationPass()(stacked)  # nodes before the layers, and those of shared weights
+    return stacked
 
 
 def _one_layer(config: ModelConfig, layer: LayerConfig, head: GraphHead | None) -> ModelConfig:
@@ -177,6 +185,8 @@ class _Template:
 
     graph: "ir.Graph"
     ir_version: int
+    inputs: Sequence["ir.Value"]
+    """Inputs of the model; the graph's other inputs are its weights."""
     shared: Sequence["ir.Node"]
     """Nodes that depend neither on the layer nor on its input: embedding, mask, positions."""
     layer: Sequence["ir.Node"]
@@ -198,29 +208,32 @@ class _Template:
 
 @lru_cache(_MAX_TEMPLATES)
 def _template(config: ModelConfig, head: GraphHead | None) -> _Template:
-    """Trace a network with one layer; its weights are dropped."""
+    """Trace a network with one layer, with its weights as inputs."""
     model = assemble(config).eval()
     traced = _trace(RowsModel(model, head, has_hidden_states=True))
-    graph, weights = traced.graph, _weights(model)
-    for name, value in graph.initializers.items():
-        if name in weights:
-            value.const_value = None
-    of_layer = {value for name, value in graph.initializers.items() if name.startswith(_FIRST_LAYER)}
+    graph, inputs = traced.graph, list(traced.graph.inputs)
+    for name in _weights(model):
+        if name in graph.initializers:
+            weight = graph.initializers.pop(name)
+            weight.const_value = None
+            graph.inputs.append(weight)
+    _optimised(traced)
+    of_layer = {value for value in graph.inputs if str(value.name).startswith(_FIRST_LAYER)}
     of_layer.add(graph.outputs[1])
     of_head = {graph.outputs[2]}
     parts: tuple[list[ir.Node], ...] = ([], [], [])
     shared, layer, ending = parts
     for node in graph:
-        inputs = {value for value in node.inputs if value is not None}
-        if inputs & of_head:
+        read = set(node.inputs)
+        if read & of_head:
             ending.append(node)
             of_head.update(node.outputs)
-        elif inputs & of_layer:
+        elif read & of_layer:
             layer.append(node)
             of_layer.update(value for value in node.outputs if value not in of_head)
         else:
             shared.append(node)
-    return _Template(graph, traced.ir_version, shared, layer, ending)
+    return _Template(graph, traced.ir_version, inputs, shared, layer, ending)
 
 
 def _weights(model: Model) -> dict[str, Tensor]:
@@ -234,16 +247,16 @@ class _Copies:
 
     def __init__(self, model: Model, template: _Template) -> None:
         self.weights = _weights(model)
-        self.inputs = [_value_like(value, value.name) for value in template.graph.inputs]
+        self.inputs = [_value_like(value, value.name) for value in template.inputs]
         self.values: dict[ir.Value, ir.Value] = {}
         """The latest copy of each value of the templates."""
         self.nodes: list[ir.Node] = []
         self.initializers: dict[object, ir.Value] = {}
-        """By tensor, so that a weight that layers share is stored once."""
+        """By weight or content of a constant, so that shared weights and equal constants are stored once."""
 
     def add_shared(self, template: _Template) -> None:
-        """Copy the nodes before the layer; the optimiser merges those that are equal in all templates."""
-        self.values |= dict(zip(template.graph.inputs, self.inputs, strict=True))
+        """Copy the nodes before the layer, some of which are equal in all templates."""
+        self.values |= dict(zip(template.inputs, self.inputs, strict=True))
         self.add(template.shared)
 
     def add(self, nodes: Sequence["ir.Node"], layer: int = 0) -> None:
@@ -257,16 +270,25 @@ class _Copies:
             self.values |= dict(zip(node.outputs, outputs, strict=True))
 
     def _input(self, value: "ir.Value", layer: int) -> "ir.Value":
-        if not value.is_initializer():
+        if value in self.values:
             return self.values[value]
         import onnx_ir as ir
 
         name = str(value.name).replace(_FIRST_LAYER, f"{_LAYERS}{layer}.")
         weight = self.weights.get(name)
-        key = value if weight is None else weight  # a constant of the template, or a weight of the model
+        if weight is not None:
+            return self._initializer(weight, ir.Tensor(weight.detach().numpy(), name=name), name)
+        constant = value.const_value
+        assert constant is not None
+        content = constant.dtype, tuple(constant.shape), constant.tobytes()
+        return self._initializer(content, constant, f"constant_{len(self.initializers)}")
+
+    def _initializer(self, key: object, tensor: "ir.TensorProtocol", name: str) -> "ir.Value":
+        import onnx_ir as ir
+
         if key not in self.initializers:
-            tensor = value.const_value if weight is None else ir.Tensor(weight.detach().numpy(), name=name)
-            self.initializers[key] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
+            kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+            self.initializers[key] = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
         return self.initializers[key]
 
 

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +33,7 @@ _TRACED = (2, 6)  # batch and length of the traced inputs; both are dynamic in t
 _UNLIMITED = 2**20  # upper bound of dynamic axes without a limit
 _LAYERS = "model.encoder.blocks."
 _FIRST_LAYER = f"{_LAYERS}0."
-_MAX_TEMPLATES = 64  # kinds of layers whose traces are kept; they hold no weights
+_MAX_TEMPLATES = 64
 
 
 def input_names(config: ModelConfig) -> tuple[str, ...]:
@@ -206,8 +205,21 @@ class _Template:
         return self.graph.outputs[2]
 
 
-@lru_cache(_MAX_TEMPLATES)
+_TEMPLATES: dict[tuple[str, GraphHead | None], _Template] = {}
+"""Templates by config and head; they hold no weights."""
+
+
 def _template(config: ModelConfig, head: GraphHead | None) -> _Template:
+    """Return the template of a network with one layer; trace it if it is new."""
+    key = config.model_dump_json(), head
+    if key not in _TEMPLATES:
+        if len(_TEMPLATES) == _MAX_TEMPLATES:
+            _TEMPLATES.clear()
+        _TEMPLATES[key] = _trace_layer(config, head)
+    return _TEMPLATES[key]
+
+
+def _trace_layer(config: ModelConfig, head: GraphHead | None) -> _Template:
     """Trace a network with one layer, with its weights as inputs."""
     model = assemble(config).eval()
     traced = _trace(RowsModel(model, head, has_hidden_states=True))
@@ -287,7 +299,7 @@ class _Copies:
         import onnx_ir as ir
 
         if key not in self.initializers:
-            kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+            kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
             self.initializers[key] = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
         return self.initializers[key]
 

@@ -3,7 +3,7 @@
     python benchmarks/small_box.py runs/small --vectors runs/vectors
 
 RUN is the folder of `bertsmith pretrain disentangled-small`. --vectors is a fine-tuning of it for the task `embedding`
-with encoder.frozen = "all", whose head is added for `encode`. The model card is kept. Prints the bytes of every file.
+with a frozen embedding, whose encoder and head replace its own. The model card is kept. Prints the bytes of every file.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import bertsmith
 from bertsmith.checkpoint.hf.writing import tokenizer_config
-from bertsmith.files import write_json
+from bertsmith.files import write_json, write_seal
 from bertsmith.models.convert import with_encoder
 from bertsmith.toml import read_toml, to_toml
 
@@ -32,6 +32,7 @@ def main() -> None:
     compact = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
     (box / "tokenizer.json").write_text(compact, encoding="utf-8")
     write_json(box / "tokenizer_config.json", tokenizer_config(model))
+    write_seal(box)
     (box / "README.md").write_text(card, encoding="utf-8")
     recipe = read_toml(arguments.run / "recipe.toml")
     (box / "recipe.toml").write_text(to_toml({**recipe, "data": None}), encoding="utf-8")

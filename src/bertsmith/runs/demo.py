@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bertsmith.checkpoint.store import load
+from bertsmith.data.devices import has_fast_bfloat16
 from bertsmith.engines.artefact import ENGINES
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -102,8 +103,8 @@ FROM_BUNDLED = DemoPlan(
         "the [MASK] is the largest planet in the solar system.",
         "the song was released in [MASK] 1998.",
     ),
-    epochs=2.5,  # with 3.0 and an elastic share of 0.2, the demo took 5 min 34 s
-    elastic_share=0.16,
+    epochs=2.5,
+    elastic_share=0.3,
     min_elastic_epochs=0.1,
     finetune=("sequences.length=64", "batch.examples=32"),  # other settings are the defaults of the family
     shrink=("grid.depths=[1, 0.5]", "grid.sample=1", "batch.examples=16", "importance.examples=256"),
@@ -191,7 +192,7 @@ def demo(
     steps
         With --from-scratch: optimiser steps of the pre-training; 400 by default.
     epochs
-        Fine-tuning epochs; 2.5 by default, 6 with --from-scratch. Each stage of the elastic training takes 16 % of
+        Fine-tuning epochs; 2.5 by default, 6 with --from-scratch. Each stage of the elastic training takes 30 % of
         them, 50 % with --from-scratch.
     force
         Replace the contents of --out.
@@ -210,6 +211,7 @@ def demo(
         load(start).require_tokenizer()  # raises before anything is written
     claim(folder, force, None if model is None else Path(model))
     epochs = plan.epochs if epochs is None else epochs
+    precision = f"run.precision={'bfloat16' if has_fast_bfloat16() else 'auto'}"
     start_time, progress = time.perf_counter(), _Steps()
     pretrained: PretrainResult | None = None
 
@@ -233,7 +235,11 @@ def demo(
         outcome.append(f"accuracy {baseline:.1f} on dev")
     with progress.step("finetune") as outcome:
         tuned = finetune(
-            start_folder, data=_write_data(folder), out=folder / "classifier", epochs=epochs, set=list(plan.finetune)
+            start_folder,
+            data=_write_data(folder),
+            out=folder / "classifier",
+            epochs=epochs,
+            set=[*plan.finetune, precision],
         )
         if not isinstance(tuned, FinetuneResult):
             return _interrupted("finetune")
@@ -245,7 +251,7 @@ def demo(
             out=folder / "elastic",
             widths=_distinct_widths(folder / "classifier"),
             epochs=max(plan.min_elastic_epochs, plan.elastic_share * epochs),
-            set=list(plan.shrink),
+            set=[*plan.shrink, precision],
         )
         if not isinstance(elastic, ElasticResult):
             return _interrupted("shrink")

@@ -52,7 +52,7 @@ def test_weights_are_small_and_in_half_precision(folder: Path) -> None:
 
 def test_model_card_and_recipe_exist(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert all(word in card.lower() for word in ("corpus", "licen", "limits", "seed"))
+    assert all(word in card.lower() for word in ("corpus", "teacher", "licen", "limitations", "seed"))
     settings = PretrainSettings.parse(read_toml(folder / "recipe.toml"), source="recipe.toml")
     # the recipe must run on any machine: --data gives the corpus
     assert settings.data is None or not Path(settings.data).is_absolute()

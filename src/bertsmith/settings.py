@@ -38,13 +38,17 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("layers",),
 }
 """Names of settings in other programs and their names here, for the error message of an unknown setting."""
+MAX_REPEAT = 1024
+"""Copies of one layer that `repeat` makes; more is a damaged file."""
 _TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # name of a type in the location of a pydantic error
 
 
 class Record(BaseModel):
     """A frozen, strict group of settings. A docstring under a field is its help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], source: str = "settings") -> Self:
@@ -140,8 +144,8 @@ def _expand_repeats(data: Any) -> Any:
     items: list[Any] = []
     for item in data:
         repeat = item.get("repeat", 1) if isinstance(item, Mapping) else 1
-        if not isinstance(repeat, int) or repeat < 1:
-            raise InputError(f"repeat is {repeat!r}; allowed: a positive integer")
+        if not isinstance(repeat, int) or not 1 <= repeat <= MAX_REPEAT:
+            raise InputError(f"repeat is {repeat!r}; allowed: 1 to {MAX_REPEAT}")
         if isinstance(item, Mapping):
             item = {key: value for key, value in item.items() if key != "repeat"}
         items += [_expand_repeats(item)] * repeat

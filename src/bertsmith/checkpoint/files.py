@@ -13,9 +13,13 @@ from torch.nn import Parameter
 
 from bertsmith.errors import InputError, nearest
 from bertsmith.files import read_json, verify_file
+from bertsmith.models.build import assemble
+from bertsmith.models.config import ModelConfig
 
 Precision = Literal["float32", "float16", "bfloat16"]
 """Precision of written weights; half precision is widened on reading."""
+SMALL_NETWORK = 10_000_000
+"""Numbers of a network that is built whatever its weights are, so that errors can name the tensor that differs."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -83,6 +87,34 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
     with torch.no_grad():
         for name, tensor in tensors_of(model).items():
             tensor.copy_(_share(tensors[name], tensor))
+
+
+def check_size(config: ModelConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Raise InputError before memory is allocated for a network that is much larger than its weights."""
+    dimensions = {size for tensor in tensors.values() for size in tensor.shape}
+    if len(config.encoder.layers) <= len(tensors) and _large_sizes(config.plain()) <= dimensions:
+        return  # counting needs meta tensors, whose first use takes two seconds
+    available = sum(tensor.numel() for tensor in tensors.values())
+    try:
+        with torch.device("meta"):
+            model = assemble(config)
+            needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{str(folder / 'config.json')!r} describes a network that cannot exist: {reason}") from None
+    if needed > 4 * available + SMALL_NETWORK:
+        raise InputError(
+            f"{str(folder / 'config.json')!r} describes a network of {needed:,} numbers, but the weights have "
+            f"{available:,}; one of the two files is damaged"
+        )
+
+
+def _large_sizes(settings: object) -> set[int]:
+    """Return all integers above 512 in plain settings."""
+    if isinstance(settings, dict | list):
+        values = settings.values() if isinstance(settings, dict) else settings
+        return set().union(*map(_large_sizes, values))
+    return {settings} if isinstance(settings, int) and settings > 512 else set()
 
 
 def _check_finite(tensor: Tensor, name: str, source: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.files import (
     Precision,
+    check_size,
     copy_tensors,
     find_weights,
     in_precision,
@@ -135,7 +136,9 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _load_ours(folder: Path) -> Model:
-    model = assemble(read_config(folder))
-    weights = find_weights(folder)
-    copy_tensors(read_tensors(weights), model, str(weights))
+    config, weights = read_config(folder), find_weights(folder)
+    tensors = read_tensors(weights)
+    check_size(config, tensors, folder)
+    model = assemble(config)
+    copy_tensors(tensors, model, str(weights))
     return model.eval()

@@ -43,6 +43,7 @@ from bertsmith.data.shards import (
     token_dtype,
 )
 from bertsmith.errors import InputError
+from bertsmith.files import check_file, hash_file, write_text
 from bertsmith.text.readers import read_documents
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -54,6 +55,7 @@ class SourceFile(TypedDict):
 
     name: str
     bytes: int
+    sha256: str
 
 
 class CorpusSettings(TypedDict):
@@ -151,7 +153,7 @@ class WorkerPool:
             send(process.stdin, block)
             records, self.memory[process.pid] = receive(process.stdout)
         except (EOFError, BrokenPipeError):
-            raise RuntimeError(
+            raise InputError(
                 f"a tokenising process exited with status {process.wait()} before it finished; "
                 "run the same command again to continue, with fewer workers if memory ran out"
             ) from None
@@ -159,7 +161,9 @@ class WorkerPool:
             # a dead process too: a thread that waits for one must get it and fail
             self.processes.put(process)
         if isinstance(records, str):
-            raise RuntimeError(f"block {block.number} could not be tokenised: {records}")
+            raise InputError(
+                f"block {block.number} could not be tokenised: {records}; fix the cause and run the same command again"
+            )
         return BlockResult(block.number, len(block.text), len(block.ends), records)
 
 
@@ -238,7 +242,7 @@ def build_corpus(
         "seed": seed,
         "held_out": float(held_out),
         "shard_megabytes": float(shard_megabytes),
-        "sources": [{"name": file.name, "bytes": file.stat().st_size} for file in files],
+        "sources": [{"name": file.name, "bytes": file.stat().st_size, "sha256": hash_file(file)} for file in files],
     }
     out = Path(out)
     if (out / MANIFEST).is_file():
@@ -258,7 +262,7 @@ def build_corpus(
                 journal.add(number, records)
                 report.finish_block(size, count, pool.peak_memory_mb)
         manifest = _manifest(settings, journal.blocks, files)
-    _write_atomically(out / MANIFEST, json.dumps(manifest.plain(), indent=1) + "\n")
+    write_text(out / MANIFEST, json.dumps(manifest.plain(), indent=1) + "\n")
     (out / JOURNAL).unlink()
     for leftover in out.glob(".*.shard.*"):
         leftover.unlink(missing_ok=True)
@@ -311,8 +315,8 @@ class _Journal:
                 f"folder {str(folder)!r} is not empty and contains no unfinished corpus; give an empty folder"
             )
         # rewrite it without the incomplete last line of a killed run
-        lines = [settings, *({"block": index, **records} for index, records in sorted(self.blocks.items()))]
-        _write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        lines = [json.dumps(settings), *(_journal_line(index, self.blocks[index]) for index in sorted(self.blocks))]
+        write_text(self.path, "".join(line + "\n" for line in lines))
 
     def __enter__(self) -> "_Journal":
         self.file = self.path.open("a", encoding="utf-8")
@@ -322,31 +326,46 @@ class _Journal:
         self.file.close()
 
     def _read(self, settings: CorpusSettings) -> None:
+        check_file(self.path)
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
-        try:
-            recorded = json.loads(lines[0])
-        except ValueError:
-            raise InputError(f"journal {str(self.path)!r} is damaged; start again in an empty folder") from None
+        recorded = _parse_object(lines[0])
+        if recorded is None:
+            raise InputError(f"journal {str(self.path)!r} is damaged; start again in an empty folder")
         _check_same_settings(settings, recorded, self.folder)
         for line in lines[1:-1]:  # the last line is empty or incomplete
-            entry = json.loads(line)
-            index = entry.pop("block")
-            # missing or truncated shards are built again
-            if all(record is None or self._is_whole(record) for record in entry.values()):
-                self.blocks[index] = entry
+            entry = _parse_object(line) or {}
+            index, records = entry.get("block"), {split: entry.get(split) for split in SPLITS}
+            # blocks with a damaged line, and with missing or changed shards, are built again
+            if line == _journal_line(index, records) and all(map(self._is_whole, records.values())):
+                self.blocks[index] = records
 
-    def _is_whole(self, record: ShardRecord) -> bool:
-        file = self.folder / record["file"]
-        return file.is_file() and file.stat().st_size == record["bytes"]
+    def _is_whole(self, record: ShardRecord | None) -> bool:
+        file = None if record is None else self.folder / record["file"]
+        return record is None or file is None or (file.is_file() and hash_file(file) == record["sha256"])
 
     def has(self, index: int) -> bool:
         return index in self.blocks
 
     def add(self, index: int, records: BlockRecords) -> None:
         self.blocks[index] = records
-        self.file.write(json.dumps({"block": index, **records}) + "\n")
+        self.file.write(_journal_line(index, records) + "\n")
         self.file.flush()
         os.fsync(self.file.fileno())
+
+
+def _journal_line(index: Any, records: Mapping[str, Any]) -> str:
+    """Return the line of a finished block with a checksum of itself."""
+    entry = {"block": index, **records}
+    return json.dumps({**entry, "check": blake2b(json.dumps(entry).encode(), digest_size=8).hexdigest()})
+
+
+def _parse_object(line: str) -> dict[str, Any] | None:
+    """Return the object in a line of the journal; None if the line is damaged."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 class _Report:
@@ -398,12 +417,3 @@ def _manifest(settings: CorpusSettings, blocks: dict[int, BlockRecords], files: 
     }
     sources = tuple(Source(**source) for source in settings["sources"])
     return Manifest(**{**settings, "sources": sources}, splits=splits, shards=shards)  # type: ignore[arg-type]
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

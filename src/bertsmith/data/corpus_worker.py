@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple, TypedDict
 
 import numpy as np
 
+from bertsmith.data.parent import exit_with_parent
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_cache import WordCache
@@ -208,6 +209,7 @@ def serve() -> None:
     """Build blocks read from standard input until it closes, so that a killed parent leaves no orphans."""
     blocks, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output printed by a library must not mix with the results
+    exit_with_parent()
     try:
         worker = Worker(receive(blocks))
         while True:

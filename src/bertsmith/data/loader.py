@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.parent import exit_with_parent
 from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig
 from bertsmith.data.sequences import Sequences
 
@@ -157,7 +159,7 @@ def load_batches(
         prefetch_factor=4 if workers else None,
         pin_memory=pin,
         multiprocessing_context="forkserver" if workers else None,
-        worker_init_fn=_ignore_interrupts if workers else None,
+        worker_init_fn=partial(_start_worker, os.getpid()) if workers else None,
     )
 
 
@@ -168,9 +170,11 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """Ignore Ctrl-C, which reaches every process of a terminal; the main process handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_worker(main: int, worker: int) -> None:
+    """Leave the signals of a terminal to the main process, and end with it."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    exit_with_parent(main)
 
 
 def _pad_to(array: np.ndarray, slots: int, value: int) -> np.ndarray:

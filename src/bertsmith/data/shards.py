@@ -36,6 +36,8 @@ class Source(Record):
 
     name: str
     bytes: int
+    sha256: str | None = None
+    """None in corpora of earlier versions."""
 
 
 class Shard(Record):

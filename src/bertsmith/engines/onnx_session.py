@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -17,6 +17,10 @@ METADATA_FILE = "onnx.json"
 
 GraphHead = Literal["classifier", "tagger", "spans", "chart", "embedder", "masked_tokens"]
 """Head whose output a graph returns; a graph without one returns the last hidden states."""
+
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Names of the inputs that a graph may have."""
 
 
 class _Output(Protocol):
@@ -57,7 +61,23 @@ class GraphMetadata:
                 "version of Bertsmith"
             )
         values = {name: metadata[name] for name in cls.__dataclass_fields__}
+        is_valid = {
+            "inputs": isinstance(values["inputs"], list) and set(values["inputs"]) <= set(INPUTS),
+            "head": values["head"] is None or values["head"] in get_args(GraphHead),
+            "max_length": values["max_length"] is None or _is_count(values["max_length"]),
+            **{name: _is_count(values[name]) for name in ("vocabulary", "text_length", "types")},
+        }
+        wrong = next((name for name, valid in is_valid.items() if not valid), None)
+        if wrong is not None:
+            raise InputError(
+                f"{str(folder / METADATA_FILE)!r}: {wrong} is {values[wrong]!r}, which is not valid; export the model "
+                "again"
+            )
         return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class Graph:

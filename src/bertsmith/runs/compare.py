@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bertsmith.data.devices import Device, device_type
@@ -244,7 +245,7 @@ def _print_table(summaries: dict[str, RecipeSummary], out: Path) -> None:
         printed.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     for name, summary in summaries.items():
         texts = summary.cells()
-        printed.add_row(name, *(texts.get(heading, "–") for heading in columns))
+        printed.add_row(escape(name), *(texts.get(heading, "–") for heading in columns))
     console = Console()
     console.print(printed)
     console.print(NOTE, style="dim", highlight=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -15,7 +16,7 @@ from bertsmith.data.shards import JOURNAL, MANIFEST
 from bertsmith.errors import InputError
 from bertsmith.files import write_seal
 from bertsmith.runs.flags import ForceFlag, OutFlag, RayFlag
-from bertsmith.runs.output import RESULT, claim, write_result
+from bertsmith.runs.output import RESULT, claim, lock, write_result
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files
 from bertsmith.text.tokenizer import Tokenizer
@@ -86,6 +87,8 @@ def corpus(
     is_unfinished = (out / JOURNAL).is_file() or ((out / MANIFEST).is_file() and not (out / RESULT).is_file())
     if force or not is_unfinished:
         claim(out, force, tokenizer, *files)
+    else:
+        lock(out)
     console = Console()
     start = time.perf_counter()
     last = BuildProgress(0, 0, 0, 0, 0.0)
@@ -132,7 +135,8 @@ def corpus(
         f"{count_of(result.documents, 'document')} ({result.megabytes:,} MB of text), "
         f"{count_of(result.held_out_documents, 'document')} ({count_of(result.held_out_tokens, 'token')}) held out\n"
         f"{result.seconds} s, {result.megabytes_per_second} MB/s, peak memory "
-        f"{result.peak_memory_mb} MB\nvocabulary {result.vocabulary:,}, tokenizer {result.tokenizer_hash}\n{out}",
+        f"{result.peak_memory_mb} MB\nvocabulary {result.vocabulary:,}, tokenizer {result.tokenizer_hash}\n"
+        f"{escape(str(out))}",
         highlight=False,
         soft_wrap=True,
     )

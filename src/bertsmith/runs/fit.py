@@ -219,8 +219,8 @@ def run_fit(
             (out / CARD).write_text(render_fit_card(outcome, name), encoding="utf-8")
         (out / REPORT).write_text(render_fit_page(outcome, name), encoding="utf-8")
         write_answers(out / "candidates.jsonl", to_json(outcome.candidates))
-        result = run.finish(FitResult(outcome=outcome, seconds=round(time.perf_counter() - start, 1)))
         shutil.rmtree(work, ignore_errors=True)
+        result = run.finish(FitResult(outcome=outcome, seconds=round(time.perf_counter() - start, 1)))
         _print_notices(outcome.notices[len(inputs.notices) :])
         _print_outcome(outcome, out)
         return result

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bertsmith.bundled import model_folder
@@ -235,7 +236,7 @@ def _study_models(models: list[Path], texts: list[str], length: int, counts_spec
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         for name, path in _distinct_names(models).items():
             loaded = load(path)
-            task = bar.add_task(name, total=len(texts))
+            task = bar.add_task(escape(name), total=len(texts))
 
             def advance(done: int, task: Any = task) -> None:
                 bar.advance(task, done)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from bertsmith.errors import InputError
@@ -118,7 +119,7 @@ def pairs(
     by_kind = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
     console.print(
         f"[bold]{count_of(result.pairs, 'pair')}[/bold] from {count_of(read, 'document')} in {seconds} s\n"
-        f"{by_kind}\n{out / ROWS}",
+        f"{by_kind}\n{escape(str(out / ROWS))}",
         highlight=False,
         soft_wrap=True,
     )

@@ -91,7 +91,7 @@ def print_explanation(settings: Record, facts: dict[str, str]) -> Explanation:
     console = Console()
     console.print(to_toml(settings.plain(), settings.help()), highlight=False, markup=False, soft_wrap=True)
     for name, value in facts.items():
-        console.print(f"{name:<26}{value}", highlight=False)
+        console.print(f"{name:<26}{value}", highlight=False, markup=False)
     return Explanation(facts=facts)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 
 from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
@@ -180,7 +181,7 @@ def tokenizer(
     console.print(
         f"[bold]{kind}[/bold] tokenizer with {result.vocabulary:,} tokens from "
         f"{count_of(result.documents, 'document')} ({result.megabytes:,} MB) in {result.seconds} s\n"
-        f"{out / 'tokenizer.json'}\nhash {result.hash}",
+        f"{escape(str(out / 'tokenizer.json'))}\nhash {result.hash}",
         highlight=False,
         soft_wrap=True,
     )

@@ -56,6 +56,12 @@ class OnnxModel:
         self.graph, self.tokenizer, self.batch_tokens = graph, tokenizer, batch_tokens
         self.task: ExportedTask[Any] | None = None if content is None else read_task(content)
         """None if the folder has no task.json."""
+        outputs = graph.session.get_outputs()[0].shape[-1]
+        has_labels = bool(self.labels) and graph.metadata.head in ("classifier", "tagger")
+        if has_labels and isinstance(outputs, int) and outputs != len(self.labels):
+            raise InputError(
+                f"{TASK_FILE} has {len(self.labels)} labels and the graph {outputs} outputs; export the model again"
+            )
         sequences = (content or {}).get("sequences")
         self._length = sequences.get("length") if isinstance(sequences, dict) else None
 

@@ -3,10 +3,12 @@
 They use the functions of `bertsmith.answers`, as `bertsmith.tasks` does, so both return the same answers.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from textwrap import shorten
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -254,6 +256,22 @@ EXPORTED_TASKS: dict[str, type[ExportedTask[Any]]] = {
 _EXPORT_AGAIN = "export the model again with this version of Bertsmith"
 
 
+def _has_type(value: object, hint: Any) -> bool:
+    """Return whether a value of task.json has the type of its field; numbers must not be negative."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return value in arguments
+    if get_origin(hint) is Sequence:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if arguments:  # a union
+        return any(_has_type(value, argument) for argument in arguments)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, hint)
+
+
 def read_task(content: Mapping[str, object]) -> ExportedTask[Any]:
     """Return the task described by the content of a task.json."""
     task = content.get("task")
@@ -268,4 +286,8 @@ def read_task(content: Mapping[str, object]) -> ExportedTask[Any]:
     missing = [name for name in names if name not in task]
     if missing:
         raise InputError(f"task.json has no task.{missing[0]}; {_EXPORT_AGAIN}")
+    hints = get_type_hints(EXPORTED_TASKS[kind])
+    for name in names:
+        if not _has_type(task[name], hints[name]):
+            raise InputError(f"task.json: task.{name} is {shorten(repr(task[name]), 60)}; {_EXPORT_AGAIN}")
     return EXPORTED_TASKS[kind](**{name: task[name] for name in names})

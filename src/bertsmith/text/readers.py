@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.files import check_file
 from bertsmith.text.rows import Row
 
 NumberedRows: TypeAlias = Iterator[tuple[int, Row]]
@@ -95,6 +96,8 @@ def find_files(paths: Iterable[str | Path]) -> list[Path]:
             files.update(inside)
         elif not path.exists():
             raise InputError(f"data {str(path)!r} does not exist")
+        elif not path.is_file():
+            raise InputError(f"data {str(path)!r} is neither a file nor a folder")
         elif not _ending(path):
             raise InputError(f"file {str(path)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
         else:
@@ -346,6 +349,7 @@ class _WatchedFile:
 
 def _chunks(file: Path, watch: Watch | None) -> Iterator[bytes]:
     """Yield the decompressed content of a file in chunks; a truncated archive raises EOFError."""
+    check_file(file)
     with file.open("rb") as source:
         raw: Any = _WatchedFile(source, watch) if watch else source
         if file.suffix.lower() == ".zst":
@@ -366,7 +370,8 @@ def _zstandard_chunks(source: _Source) -> Iterator[bytes]:
 
     decompressor = None
     try:
-        while data := source.read(READ_BYTES >> 4):
+        # a block of 4 bytes may become 128 KB, so 1 KB at a time bounds a chunk to 32 MB
+        while data := source.read(1 << 10):
             while data:
                 if decompressor is None:
                     decompressor = zstandard.ZstdDecompressor().decompressobj()

@@ -6,6 +6,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from bertsmith.files import check_file, write_text
+
 LOG = "log.jsonl"
 LogRow = dict[str, Any]
 """A line of the log: its kind ("training", "held_out" or "notice"), its step, and values by name."""
@@ -22,10 +24,7 @@ class RunLog:
         """Drop the rows after a step: a resumed run writes them again."""
         self.rows = [row for row in read_log(self.path) if row["step"] <= step]
         if self.accelerator.is_main_process:
-            # to a new file first: on a full disk the old one must survive
-            new = self.path.with_name(f".{self.path.name}")
-            new.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
-            new.replace(self.path)
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def write(self, row: LogRow) -> None:
         """Write one row, which has a `step` and a `kind` ("training", "held_out" or "notice")."""
@@ -46,9 +45,13 @@ def read_log(path: Path) -> list[LogRow]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    check_file(path)
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break  # the line that was being written when the run was killed
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("kind"), str):
+            break
+        rows.append(row)
     return rows

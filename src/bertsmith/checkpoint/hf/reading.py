@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from bertsmith.checkpoint.files import copy_tensors, find_weights, read_tensors
+from bertsmith.checkpoint.files import check_size, copy_tensors, find_weights, read_tensors
 from bertsmith.checkpoint.hf.adapter import POOLER, FamilyAdapter, HeadAdapter, HfConfig
 from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT
@@ -57,14 +57,14 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     theirs = _canonical(read_tensors(path), adapter, ignore, path)
     _check_tied(theirs, adapter, path)
     _drop_empty_pooler(theirs, adapter)
-    head = _find_head(adapter, data, theirs)
     parts = frozenset(part for part, rows in adapter.optional_rows.items() if rows[0].theirs[0] in theirs)
     try:
+        head = _find_head(adapter, data, theirs)
         config = read_config(adapter, data, parts, head)
         sentences = read_sentences(whole, config)
     except ValidationError as error:
         raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
-    except TypeError as error:
+    except (TypeError, AttributeError, KeyError, IndexError, ArithmeticError) as error:
         raise InputError(f"{str(folder / 'config.json')!r} has a value of a wrong type: {error}") from None
     kinds = {head.kind for head in config.heads}
     parts = frozenset(part for part in parts if not part.startswith("heads.") or part.removeprefix("heads.") in kinds)
@@ -79,6 +79,7 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     ours = to_ours(rows, theirs, str(path))
     if sentences is not None:
         config, ours = config.changed(heads=(*config.heads, sentences.head)), {**ours, **sentences.tensors}
+    check_size(config, ours, folder)
     model = assemble(config)
     copy_tensors(ours, model, str(path))
     return model.eval()

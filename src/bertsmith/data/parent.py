@@ -1,0 +1,30 @@
+"""Worker processes that end with the process that started them."""
+
+import os
+import threading
+import time
+
+POLL_SECONDS = 0.25
+
+
+def exit_with_parent(parent: int | None = None) -> None:
+    """End this process when its parent ends, even in the middle of a computation; a thread watches it.
+
+    `parent` is the process to watch if it is not the direct parent: workers of a fork server are its children.
+    """
+    direct = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == direct and (parent is None or _is_alive(parent)):
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

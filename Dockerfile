@@ -6,9 +6,12 @@
 #
 # The usual wheels of PyTorch carry CUDA's libraries, so that the image needs none: the host gives its driver
 # (NVIDIA's container toolkit). The index below has wheels without them, a tenth of the size.
-ARG PYTHON=3.12
+#
+# For a build that can be repeated, pin the base image: --build-arg BASE=python:3.12-slim@sha256:…, with the digest that
+# `docker buildx imagetools inspect python:3.12-slim` prints.
+ARG BASE=python:3.12-slim
 
-FROM python:${PYTHON}-slim AS build
+FROM ${BASE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
@@ -22,7 +25,7 @@ COPY src ./src
 # onnxruntime runs folders that were exported to ONNX
 RUN /opt/bertsmith/bin/pip install --constraint constraints.txt ".[serve]" "onnxruntime>=1.22"
 
-FROM python:${PYTHON}-slim
+FROM ${BASE}
 RUN groupadd --gid 10001 bertsmith \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin bertsmith
 COPY --from=build /opt/bertsmith /opt/bertsmith

@@ -7,7 +7,7 @@ PAGES := src/bertsmith/report/templates src/bertsmith/serving/page
 # without cached bytecode every process would compile PyTorch's sources again, which takes seconds
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-wheel test-gpu lint bench docs docs-serve clean
+.PHONY: demo test test-slow test-wheel test-gpu chaos lock lint bench docs docs-serve clean
 
 # installed again when what is to be installed changes; what is never imported need not be compiled
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -37,6 +37,14 @@ test-wheel: $(VENV)/.installed
 # every kernel on a GPU; neighbouring tests go to one process, so that few processes compile the same kernel
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "" --numprocesses 12 --dist worksteal tests/kernels tests/contracts/test_padding.py tests/unit/training/test_adamw.py tests/unit/layers/test_replay.py
+
+# kills, mutated files and failing writes: half an hour on two idle cores; the figures are in docs/results/reliability.md
+chaos: $(VENV)/.installed
+	$(BIN)/python tests/chaos/chaos.py --kills 300 --mutations 5000
+
+# versions and hashes of everything that the service needs
+lock:
+	uv pip compile pyproject.toml --quiet --extra serve --constraint constraints.txt --python-version 3.12 --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file requirements.lock
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -194,7 +194,6 @@ def evaluate(
         write_answers(out / "predictions.jsonl", name_rows(table, answers))
         task = task.changed(name=name_in_split(task.name, split))
         write_files(out / "official", task.files(examples, answers))
-        write_result(out, result.to_json())
         facts = {"Task": task.kind, "Model": str(model), "Data": data, "Split": split, "Examples": f"{len(table):,}"}
         write_task_page(
             task,
@@ -207,6 +206,7 @@ def evaluate(
             interval=result.scores.interval,
             facts=facts,
         )
+        write_result(out, result.to_json())
     early = "" if mean_layers is None else f"; {mean_layers:.2f} layers on average"
     written = "" if out is None else f"; written to {out}, see report.html"
     print_plain(f"{format_score(result.split, result.scores)}{early}{written}")

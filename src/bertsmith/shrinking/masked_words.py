@@ -427,7 +427,7 @@ def _key(masked_words: MaskedWords, shard: Sequence[Passage]) -> str:
 def _read(file: Path, key: str) -> np.ndarray | None:
     """Read the candidates of a shard; None if the file is missing, broken or has another key."""
     try:
-        with np.load(file) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             ids: np.ndarray = arrays["ids"]
             return ids if str(arrays["key"]) == key else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -1,0 +1,52 @@
+"""The promises of SECURITY.md that the source itself shows: no pickle, no remote code, no network."""
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "bertsmith"
+TREES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+PICKLE = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+NETWORK = {"requests", "urllib3", "httpx", "aiohttp", "ftplib", "huggingface_hub"}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the top-level packages that a module imports."""
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def calls(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Return the calls of a function or method by its last name."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in found if ast.unparse(call.func).rpartition(".")[2] == name]
+
+
+def test_only_pipes_to_own_processes_carry_pickles() -> None:
+    assert [name for name, tree in TREES.items() if imported(tree) & PICKLE] == ["data/corpus_worker.py"]
+
+
+def test_arrays_and_weights_are_not_pickles() -> None:
+    for name, tree in TREES.items():
+        for call in calls(tree, "load"):
+            owner = ast.unparse(call.func).rpartition(".")[0]
+            assert owner != "torch", f"{name} reads a pickle with torch.load"
+            if owner == "np":
+                assert "allow_pickle=False" in ast.unparse(call), f"{name} reads arrays that may be pickles"
+
+
+def test_code_of_models_is_never_run() -> None:
+    for name, tree in TREES.items():
+        text = (SOURCE / name).read_text()
+        assert "trust_remote_code" not in text, name
+        assert "auto_map" not in text, name
+        assert not [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _is_code(call.func)], name
+
+
+def _is_code(function: ast.expr) -> bool:
+    return isinstance(function, ast.Name) and function.id in ("eval", "exec", "compile", "__import__")
+
+
+def test_nothing_is_downloaded_but_data_sets() -> None:
+    assert [name for name, tree in TREES.items() if imported(tree) & NETWORK] == []
+    assert [name for name, tree in TREES.items() if "datasets" in imported(tree)] == ["text/hub.py"]

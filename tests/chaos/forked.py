@@ -91,7 +91,7 @@ def run_forked(
         code = os.waitstatus_to_exitcode(status)
         output = (home / "output").read_text(errors="replace") if (home / "output").exists() else ""
         value = (home / "value").read_text() if (home / "value").exists() else ""
-        peak = float((home / "peak").read_text()) if (home / "peak").exists() else 0.0
+        peak = float((home / "peak").read_text() or 0) if (home / "peak").exists() else 0.0
         return Outcome(code, output, value, peak, killed, hung, _orphans(child))
 
 

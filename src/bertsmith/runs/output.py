@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.files import SEAL, FolderLock, NewFolder, clear, write_json, write_seal
+from bertsmith.files import SEAL, FolderLock, NewFolder, clear, remove_leftovers, write_json, write_seal
 
 RESULT = "result.json"
 REPORT = "report.html"
@@ -50,7 +50,10 @@ def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
 
 
 def lock(out: Path) -> None:
-    """Lock an output folder for this process until `unlock`; raise InputError if another process uses it."""
+    """Lock an output folder for this process until `unlock`, and remove what a killed process left half-written.
+
+    Raise InputError if another process uses it.
+    """
     key = out.resolve()
     if key in _locks:
         return
@@ -58,6 +61,7 @@ def lock(out: Path) -> None:
     if not held.acquire():
         raise InputError(f"--out {str(out)!r} is in use by another bertsmith process; wait for it to end, or stop it")
     _locks[key] = held
+    remove_leftovers(out)
 
 
 def unlock(out: Path) -> None:

@@ -17,10 +17,12 @@ from bertsmith.data.executor import LocalExecutor, MapExecutor, RayExecutor
 from bertsmith.data.inference import InferencePrecision, in_background
 from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
+from bertsmith.files import read_json, write_json
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RayFlag, TextFlag
-from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
+from bertsmith.runs.output import RESULT, check_out, claim, lock, write_answers, write_files, write_result
 from bertsmith.runs.result import OneShotResult, count_of, print_plain, shorten
+from bertsmith.settings import check_same
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import name_in_split
@@ -31,8 +33,8 @@ from bertsmith.text.rows import Table, table_of
 
 WINDOW_ROWS = 1 << 13
 """Rows that are read, answered and written at a time; their vectors take about 200 MB as Python numbers."""
-
-
+REQUEST = "predict.json"
+"""Arguments of a prediction, which a resumed one must have, too."""
 MAX_ANSWER = 500
 """Characters of an answer printed to the console."""
 
@@ -65,6 +67,8 @@ def predict(
     device: Device = "auto",
     precision: InferencePrecision = "auto",
     ray: RayFlag = None,
+    top: int | None = None,
+    resume: bool = False,
     force: ForceFlag = False,
 ) -> PredictResult:
     """Predict with a fine-tuned model, for the rows of a file or for texts on the command line.
@@ -102,6 +106,10 @@ def predict(
     ray
         Predict on a Ray cluster: its address, "auto", or "local" to start one on this machine. Every worker loads the
         model from its folder, which all machines must share, and uses as many threads as this machine would.
+    top
+        Labels whose scores are written for each row, the most probable first; all by default.
+    resume
+        Continue an interrupted prediction in --out, given the same arguments.
     force
         Replace the contents of --out.
     """
@@ -109,7 +117,13 @@ def predict(
     texts, pairs = ([value] if isinstance(value, str) else value or [] for value in (text, pair))
     if (data is None) == (not texts):
         raise InputError("give either --data with a file or --text with a text, not both")
-    if out is not None:
+    if top is not None and top < 1:
+        raise InputError(f"--top is {top}; allowed: 1 or more")
+    request = {"data": data, "split": split, "columns": column or [], "precision": precision, "top": top}
+    request |= {"model": str(model), "beam": beam, "length_penalty": length_penalty, "extra_length": extra_length}
+    if resume:
+        _check_resume(out, request)
+    elif out is not None:
         check_out(out, force, model, existing_path(data))
     record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
     task = record.task
@@ -126,14 +140,20 @@ def predict(
     executor = _executor(predictor, model, device, ray)
     start = time.perf_counter()
     given: list[Answer] = []
-    writer = None if out is None else PredictionWriter(out, task.changed(name=name_in_split(task.name, split)))
+    writer = None
+    if out is not None:
+        writer = PredictionWriter(out, task.changed(name=name_in_split(task.name, split)), top)
     with progress_bar("predict") as watch, predictor.model.evaluating():
         done = 0
+        windows = iter([_joined(tables())]) if is_joint else in_background(tables())
+        if resume and writer is not None:
+            done = sum(map(len, islice(windows, writer.resume(is_joint))))
         predictor.watch = lambda count, _: watch(done + count, rows)
-        for table, answers in executor.results([_joined(tables())] if is_joint else in_background(tables())):
+        for table, answers in executor.results(windows):
             if out is not None and writer is not None:
-                if not done:
+                if not done and not resume:
                     claim(out, force, model, existing_path(data))
+                    write_json(out / REQUEST, request)
                 writer.add(table, task.examples(table, has_targets=False), answers)
             given += answers if data is None or out is None else []
             done += len(table)
@@ -182,8 +202,8 @@ class PredictionWriter:
     of all answers, so only tasks that have such files hold their answers in memory.
     """
 
-    def __init__(self, out: Path, task: Task[Any]) -> None:
-        self.out, self.task = out, task
+    def __init__(self, out: Path, task: Task[Any], top: int | None = None) -> None:
+        self.out, self.task, self.top = out, task, top
         self.lines: Path | None = out / "predictions.txt"
         self.has_files: bool | None = None
         self.examples: list[Any] = []
@@ -191,6 +211,8 @@ class PredictionWriter:
 
     def add(self, table: Table, examples: Sequence[Any], answers: Sequence[Answer]) -> None:
         """Append the answers to the rows of a table."""
+        if self.top is not None:
+            answers = [_top_scores(answer, self.top) for answer in answers]
         write_answers(self.out / "predictions.jsonl", name_rows(table, answers), append=True)
         lines = [one_line(answer["answer"]) for answer in answers]
         if self.lines is not None and None in lines:
@@ -205,10 +227,62 @@ class PredictionWriter:
             self.examples += examples
             self.answers += answers
 
+    def resume(self, is_joint: bool) -> int:
+        """Return the number of complete windows in the folder and remove what follows them.
+
+        Rows that are answered together, and tasks with files for official scorers, begin again.
+        """
+        path, lines = self.out / "predictions.jsonl", self.out / "predictions.txt"
+        complete = min(_count_lines(file) for file in (path, lines) if file == path or file.exists())
+        begins_again = is_joint or bool(self.task.files([], []))
+        windows = 0 if begins_again else complete // WINDOW_ROWS
+        if windows and not lines.exists():
+            self.lines = None
+        for file in (path, lines):
+            _keep_lines(file, windows * WINDOW_ROWS)
+        return windows
+
     def finish(self) -> None:
         """Write the files for official scorers."""
         if self.has_files:
             write_files(self.out / "official", self.task.files(self.examples, self.answers))
+
+
+def _check_resume(out: Path | None, request: dict[str, Any]) -> None:
+    """Lock the folder of an interrupted prediction; raise InputError if it is finished or was started otherwise."""
+    if out is None or not (out / REQUEST).is_file():
+        raise InputError(f"--resume: --out {str(out)!r} has no interrupted prediction ({REQUEST} is missing)")
+    if (out / RESULT).is_file():
+        raise InputError(f"the prediction in {str(out)!r} is finished; there is nothing to resume")
+    check_same(read_json(out / REQUEST), request)
+    lock(out)
+
+
+def _count_lines(path: Path) -> int:
+    """Return the number of complete lines of a file; 0 if it does not exist."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(line.endswith(b"\n") for line in file)
+
+
+def _keep_lines(path: Path, count: int) -> None:
+    """Cut a file after some lines; without any, remove it."""
+    if not count:
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        with path.open("r+b") as file:
+            size = sum(map(len, islice(file, count)))
+            file.truncate(size)
+
+
+def _top_scores(answer: Answer, top: int) -> Answer:
+    """Return an answer with the scores of the most probable labels only."""
+    scores = answer.get("scores")
+    if not isinstance(scores, dict) or len(scores) <= top:
+        return answer
+    best = sorted(scores, key=lambda label: scores[label], reverse=True)[:top]
+    return {**answer, "scores": {label: scores[label] for label in best}}
 
 
 def _check_rows(task: Task[Any], tables: Iterator[Table]) -> tuple[int, bool]:

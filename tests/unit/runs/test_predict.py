@@ -11,9 +11,10 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
+from bertsmith.runs import predict as predict_run
 from bertsmith.runs.predict import describe_answer, one_line
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.predictor import TaskRecord, write_task_record
+from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tables import file_windows
 
@@ -63,6 +64,38 @@ def test_windows_of_a_file_give_the_same_files(single: Path, tmp_path: Path, mon
     assert [row["score"] for row in windows] == pytest.approx([row["score"] for row in whole], abs=1e-6)
     for name in ("predictions.txt", "predictions.jsonl"):
         assert len((tmp_path / "windows" / name).read_text().splitlines()) == 11
+
+
+def test_interrupted_prediction_is_resumed(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the third window, after half of its lines: complete windows are not answered again."""
+    monkeypatch.setattr(predict_run, "WINDOW_ROWS", 4)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"good words {number}"}) + "\n" for number in range(14)))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    bertsmith.predict(single, data=str(rows), out=whole, device="cpu", top=1)
+    real, answered = Predictor.answers, []
+
+    def answers(self: Predictor, examples: list[Any]) -> Any:
+        answered.append(len(examples))
+        if answered == [4, 4, 4]:
+            raise KeyboardInterrupt
+        return real(self, examples)
+
+    monkeypatch.setattr(Predictor, "answers", answers)
+    with pytest.raises(KeyboardInterrupt):
+        bertsmith.predict(single, data=str(rows), out=out, device="cpu", top=1)
+    with (out / "predictions.jsonl").open("a") as file:
+        file.write('{"answer": "yes"}\n{"ans')
+    with pytest.raises(InputError, match="--resume: top is 2, but the run was started with 1"):
+        bertsmith.predict(single, data=str(rows), out=out, device="cpu", top=2, resume=True)
+    bertsmith.predict(single, data=str(rows), out=out, device="cpu", top=1, resume=True)
+    assert answered == [4, 4, 4, 4, 2]
+    for name in ("predictions.jsonl", "predictions.txt"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert all(list(line["scores"]) == [line["answer"]] for line in lines)
+    with pytest.raises(InputError, match="is finished; there is nothing to resume"):
+        bertsmith.predict(single, data=str(rows), out=out, device="cpu", top=1, resume=True)
 
 
 def test_bad_row_of_a_later_window_changes_nothing(

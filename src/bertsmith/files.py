@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bertsmith.errors import InputError
 
@@ -159,26 +159,26 @@ class FolderLock:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._stream: IO[bytes] | None = None
+        self._descriptor: int | None = None
 
     def acquire(self) -> bool:
         """Create the file if needed and lock it; return False if another process holds the lock."""
-        stream = self.file.open("ab")
+        descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                stream.close()
+                os.close(descriptor)
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     return False
                 raise
-        self._stream = stream
+        self._descriptor = descriptor
         return True
 
     def release(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class NewFolder:

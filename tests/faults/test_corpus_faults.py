@@ -227,3 +227,68 @@ def test_commands_write_results_and_protect_folders(tmp_path, capsys):
     with pytest.raises(InputError, match="was not made by a bertsmith command"):
         claim(tmp_path, force=True)
     assert text.exists()
+
+
+def test_edited_source_of_equal_size_is_another_corpus(data, whole, tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text((data / "data.jsonl").read_text().replace("grey cat", "grey dog", 1))
+    assert file.stat().st_size == (data / "data.jsonl").stat().st_size
+    with pytest.raises(InputError, match="contains a corpus with another sources"):
+        build_corpus([file], Tokenizer.load(data), whole, workers=1, **SETTINGS)
+
+
+def test_damaged_journal_lines_and_shards_are_built_again(corpus_folder, texts, tmp_path, monkeypatch):
+    settings = {"held_out": 0.1, "workers": 1, "shard_megabytes": 0.01}
+    files, tokenizer, out = [texts / "stories.txt"], Tokenizer.load(corpus_folder), tmp_path / "out"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bertsmith.data.build_corpus._manifest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_corpus(files, tokenizer, out, **settings)
+    header, first, second, *rest = (out / JOURNAL).read_text().splitlines()
+    first = json.dumps({**json.loads(first), "train": {**json.loads(first)["train"], "tokens": 1}})
+    (out / JOURNAL).write_text("\n".join([header, first, "[" * 100_000, "{}", second, *rest]) + "\n")
+    shard = out / json.loads(second)["train"]["file"]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
+    build_corpus(files, tokenizer, out, **settings)
+    assert content(out) == content(corpus_folder)
+
+
+def test_command_killed_before_its_journal_can_be_repeated(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(SENTENCES))
+    tokenizer_command([text], out=tmp_path / "tokenizer", vocabulary=120)
+    out = tmp_path / "c[/x]"  # also: a name that looks like markup
+    claim(out, force=False)
+    assert corpus_command([text], tokenizer=tmp_path / "tokenizer", out=out, workers=1)["documents"] == 4
+
+
+PARENT = """
+import subprocess, sys, time
+child = "import time; from bertsmith.data.parent import exit_with_parent; exit_with_parent(); print(1, flush=True)"
+process = subprocess.Popen([sys.executable, "-c", child + "; time.sleep(60)"], stdout=subprocess.PIPE)
+process.stdout.readline()
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(process: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_worker_ends_with_its_parent():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environment) as parent:
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    end = time.monotonic() + 10
+    while is_running(worker) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not is_running(worker)

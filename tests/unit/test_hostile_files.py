@@ -16,6 +16,7 @@ from bertsmith.checkpoint.files import check_size, read_tensors
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.text.readers import find_files, read_documents
+from bertsmith.training.log import read_log
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "index.json", "model.bin", 3, None])
@@ -68,3 +69,10 @@ def test_network_much_larger_than_its_weights_is_not_built(tmp_path: Path) -> No
 
 def test_service_listens_on_this_machine_by_default() -> None:
     assert inspect.signature(bertsmith.serve).parameters["host"].default in ("127.0.0.1", "localhost")
+
+
+def test_rows_of_a_damaged_log_are_read_up_to_the_damage(tmp_path: Path) -> None:
+    row = {"kind": "training", "step": 1, "loss": 2.0}
+    for damage in ("[]", '{"step": 2}', '{"kind": 1, "step": 2}', "[" * 100_000, '{"kind": "tra'):
+        (tmp_path / "log.jsonl").write_text(f"{json.dumps(row)}\n{damage}\n{json.dumps(row)}\n")
+        assert read_log(tmp_path / "log.jsonl") == [row]

@@ -135,3 +135,14 @@ def test_pickled_corpus_is_not_verified_again(corpus_folder: Path) -> None:
     function, arguments = corpus.__reduce__()
     assert function(*arguments)._unverified == set()
     assert torch.tensor(corpus.lengths).sum() == corpus.tokens
+
+
+def test_failed_export_keeps_the_old_folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    main(["export", str(saved), "--out", str(out)])
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setattr("bertsmith.runs.exchange.write_card", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["export", str(saved), "--out", str(out), "--force"])
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

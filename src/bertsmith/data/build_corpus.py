@@ -340,8 +340,10 @@ class _Journal:
                 self.blocks[index] = records
 
     def _is_whole(self, record: ShardRecord | None) -> bool:
-        file = None if record is None else self.folder / record["file"]
-        return record is None or file is None or (file.is_file() and hash_file(file) == record["sha256"])
+        if record is None:
+            return True
+        file = self.folder / Path(record["file"]).name
+        return file.is_file() and hash_file(file) == record["sha256"]
 
     def has(self, index: int) -> bool:
         return index in self.blocks

@@ -47,7 +47,7 @@ def test_records_by_kind_round_trip() -> None:
         ({"shapes": [{"side": 2}]}, "shapes.0.kind is required but not given"),
         ({"shapes": [{"kind": "square", "sied": 2}]}, "shapes.0.sied is not a known setting; did you mean 'side'?"),
         ({"shapes": [{"kind": "square", "side": "2"}]}, "shapes.0.side is '2': input should be a valid integer"),
-        ({"shapes": [{"kind": "square", "repeat": 0}]}, "repeat is 0; allowed: a positive integer"),
+        ({"shapes": [{"kind": "square", "repeat": 0}]}, "repeat is 0; allowed: 1 to 1024"),
     ],
 )
 def test_invalid_settings_raise(data: dict, sentence: str) -> None:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from bertsmith.errors import InputError
-from bertsmith.files import read_json, write_json, write_text
+from bertsmith.files import SEAL, read_json, write_json, write_text
 from bertsmith.recipes import recipe_path
 from bertsmith.runs.output import RESULT, check_out, claim, lock, unlock, write_result
 from bertsmith.runs.result import Result
@@ -61,6 +61,7 @@ class RunFolder:
             self._check_resume()
             if self.is_main:
                 lock(self.path)
+                (self.path / SEAL).unlink(missing_ok=True)  # of a run that was killed before its result
         elif self.is_main:
             check_out(self.path, self.force, *self.inputs)
         return self

@@ -45,7 +45,7 @@ def test_predicts_without_torch(tmp_path: Path) -> None:
 
 
 def test_runtime_imports_only_torch_free_modules() -> None:
-    allowed = ("errors", "text.tokenizer", "text.rows", "answers.", "engines.onnx_session", "runtime.")
+    allowed = ("errors", "files", "text.tokenizer", "text.rows", "answers.", "engines.onnx_session", "runtime.")
     for path in (Path(bertsmith.__file__).parent / "runtime").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("bertsmith."):

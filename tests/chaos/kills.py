@@ -166,7 +166,9 @@ def kill_command(
             made += 1
             figures.kills[f"{name}|{signal.Signals(number).name}"] += 1
             _check_end(name, number, outcome, figures)
-        outcome = run_command(arguments(out)) if not _is_finished(out) else None
+        # a finished run has nothing to resume; other commands are repeated, which removes what the last kill left
+        is_over = "--resume" in arguments(out) and _is_finished(out)
+        outcome = None if is_over else run_command(arguments(out))
         figures.runs += 1
         if outcome is not None and outcome.code != 0:
             figures.faults.append(f"{name}: not continued: {outcome.output[-400:]}")

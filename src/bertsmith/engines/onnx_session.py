@@ -27,8 +27,14 @@ class _Output(Protocol):
     shape: Sequence[int | str]
 
 
+class _Input(Protocol):
+    name: str
+
+
 class Session(Protocol):
     """The methods of onnxruntime.InferenceSession that are used here."""
+
+    def get_inputs(self) -> Sequence[_Input]: ...
 
     def get_outputs(self) -> Sequence[_Output]: ...
 
@@ -62,7 +68,7 @@ class GraphMetadata:
             )
         values = {name: metadata[name] for name in cls.__dataclass_fields__}
         is_valid = {
-            "inputs": isinstance(values["inputs"], list) and set(values["inputs"]) <= set(INPUTS),
+            "inputs": isinstance(values["inputs"], list) and all(name in INPUTS for name in values["inputs"]),
             "head": values["head"] is None or values["head"] in get_args(GraphHead),
             "max_length": values["max_length"] is None or _is_count(values["max_length"]),
             **{name: _is_count(values[name]) for name in ("vocabulary", "text_length", "types")},
@@ -85,6 +91,12 @@ class Graph:
 
     def __init__(self, session: Session, metadata: GraphMetadata) -> None:
         self.session, self.metadata = session, metadata
+        names = {one.name for one in session.get_inputs()}
+        if names != set(metadata.inputs):
+            raise InputError(
+                f"{METADATA_FILE} names the inputs {', '.join(metadata.inputs)}, but the graph has "
+                f"{', '.join(sorted(names))}; export the model again"
+            )
         self.is_for_tokens: bool = len(session.get_outputs()[0].shape) == 3
         """Whether it has an output per token: (batch, length, outputs)."""
 

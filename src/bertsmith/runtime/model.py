@@ -57,7 +57,7 @@ class OnnxModel:
         self.task: ExportedTask[Any] | None = None if content is None else read_task(content)
         """None if the folder has no task.json."""
         outputs = graph.session.get_outputs()[0].shape[-1]
-        has_labels = bool(self.labels) and graph.metadata.head in ("classifier", "tagger")
+        has_labels = hasattr(self.task, "labels") and graph.metadata.head in ("classifier", "tagger")
         if has_labels and isinstance(outputs, int) and outputs != len(self.labels):
             raise InputError(
                 f"{TASK_FILE} has {len(self.labels)} labels and the graph {outputs} outputs; export the model again"

@@ -69,7 +69,7 @@ class Measurements:
                 value = dict(row["value"])
                 if not _is_disturbed(value):
                     self._values[_canonical(row["key"])] = value
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # a line cut off by a crash
 
 

@@ -334,7 +334,8 @@ class _Journal:
         _check_same_settings(settings, recorded, self.folder)
         for line in lines[1:-1]:  # the last line is empty or incomplete
             entry = _parse_object(line) or {}
-            index, records = entry.get("block"), {split: entry.get(split) for split in SPLITS}
+            index: Any = entry.get("block")
+            records: BlockRecords = {split: entry.get(split) for split in SPLITS}
             # blocks with a damaged line, and with missing or changed shards, are built again
             if line == _journal_line(index, records) and all(map(self._is_whole, records.values())):
                 self.blocks[index] = records

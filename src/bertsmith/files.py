@@ -226,7 +226,7 @@ class NewFolder:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half-written anywhere in a folder that this process has locked."""
+    """Remove half-written files and folders of a killed process anywhere in a folder that this process has locked."""
     for path in list(folder.rglob(".*")):
         if _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Run functions and commands in forked processes with limits, kill them, and look for what they leave behind.
+"""Run functions and commands in forked processes with limits, kill them, and find their orphans.
 
 The parent imports everything once and computes nothing, so a child starts in milliseconds.
 """
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.005
 
 
 class Outcome(NamedTuple):
-    """How a child ended."""
+    """End of a child: exit code, output, memory and orphans."""
 
     code: int
     """Exit code, or minus the signal that ended the child."""

@@ -166,7 +166,7 @@ def kill_command(
             made += 1
             figures.kills[f"{name}|{signal.Signals(number).name}"] += 1
             _check_end(name, number, outcome, figures)
-        # a finished run has nothing to resume; other commands are repeated, which removes what the last kill left
+        # a finished run has nothing to resume; other commands are repeated, which removes left-overs of the last kill
         is_over = "--resume" in arguments(out) and _is_finished(out)
         outcome = None if is_over else run_command(arguments(out))
         figures.runs += 1

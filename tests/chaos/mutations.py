@@ -46,7 +46,7 @@ VALUES = [None, True, -1, 0, 2, 2**31, 2**63, 1e308, float("inf"), float("nan"),
 
 @dataclass(frozen=True)
 class Reader:
-    """A function that reads a folder and returns a digest of what it read, and the files to mutate."""
+    """A function that reads a folder and returns a digest of the content, and the files to mutate."""
 
     read: Callable[[Path], str]
     files: tuple[str, ...]
@@ -354,7 +354,7 @@ def mutate_reader(
 
 
 def _fault(outcome: Outcome, normal: Outcome, reader: Reader) -> str | None:
-    """Return what is wrong with the outcome of reading a mutated file; None if it is an error or the right result."""
+    """Return the fault of an outcome of reading a mutated file; None if it is an error or the right result."""
     if outcome.is_hung:
         return f"hangs for {SECONDS} s"
     if outcome.code not in (0, 2):

@@ -50,7 +50,7 @@ def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
 
 
 def lock(out: Path) -> None:
-    """Lock an output folder for this process until `unlock`, and remove what a killed process left half-written.
+    """Lock an output folder for this process until `unlock`, and remove half-written files of a killed process.
 
     Raise InputError if another process uses it.
     """

@@ -72,9 +72,11 @@ def run_forked(
     """Call a function in a child with at most this much time, additional memory and bytes per file."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child is ready
         child = os.fork()
         if child == 0:
             _run_child(function, home, memory_mb, file_bytes)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         start, killed, hung = time.monotonic(), False, False
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -105,6 +107,7 @@ def _run_child(function: Callable[[], str], home: Path, memory_mb: int | None, f
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         _limit(memory_mb, file_bytes)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         value = function()
         code = 0
         if file_bytes is None:

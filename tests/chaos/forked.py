@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -73,13 +74,20 @@ def run_forked(
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child is ready
+        reading, writing = os.pipe()  # not a file, whose size would be limited
         child = os.fork()
         if child == 0:
-            _run_child(function, home, memory_mb, file_bytes)
+            _run_child(function, home, writing, memory_mb, file_bytes)
+        os.close(writing)
+        os.set_blocking(reading, False)
+        output = b""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         start, killed, hung = time.monotonic(), False, False
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
+            with suppress(BlockingIOError):
+                while chunk := os.read(reading, 1 << 16):
+                    output += chunk
             if ended:
                 break
             passed = time.monotonic() - start
@@ -91,40 +99,47 @@ def run_forked(
                 os.kill(child, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
         code = os.waitstatus_to_exitcode(status)
-        output = (home / "output").read_text(errors="replace") if (home / "output").exists() else ""
+        os.close(reading)
         value = (home / "value").read_text() if (home / "value").exists() else ""
         peak = float((home / "peak").read_text() or 0) if (home / "peak").exists() else 0.0
-        return Outcome(code, output, value, peak, killed, hung, _orphans(child))
+        return Outcome(code, output.decode(errors="replace"), value, peak, killed, hung, _orphans(child))
 
 
-def _run_child(function: Callable[[], str], home: Path, memory_mb: int | None, file_bytes: int | None) -> None:
+def _run_child(
+    function: Callable[[], str], home: Path, writing: int, memory_mb: int | None, file_bytes: int | None
+) -> None:
+    """Call the function and exit; nothing of the parent's code may run after it."""
     code = TRACEBACK
     try:
         os.setsid()
-        with (home / "output").open("wb", buffering=0) as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        _limit(memory_mb, file_bytes)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        value = function()
-        code = 0
-        if file_bytes is None:
-            (home / "value").write_text(value)
-            (home / "peak").write_text(str(peak_memory_mb()))
-    except InputError as error:
-        print(f"bertsmith: {error}", file=sys.stderr)
-        (home / "peak").write_text(str(peak_memory_mb()))
-        code = 2
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
+        code = _call(function, home, memory_mb, file_bytes)
+        sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
+
+
+def _call(function: Callable[[], str], home: Path, memory_mb: int | None, file_bytes: int | None) -> int:
+    """Call the function within its limits and return the exit code."""
+    _limit(memory_mb, file_bytes)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    code, value = 0, ""
+    try:
+        value = function()
+    except InputError as error:
+        print(f"bertsmith: {error}", file=sys.stderr)
+        code = 2
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    if file_bytes is None:
+        (home / "value").write_text(value)
+        (home / "peak").write_text(str(peak_memory_mb()))
+    return code
 
 
 def _limit(memory_mb: int | None, file_bytes: int | None) -> None:

@@ -119,7 +119,13 @@ def predict(
         raise InputError("give either --data with a file or --text with a text, not both")
     if top is not None and top < 1:
         raise InputError(f"--top is {top}; allowed: 1 or more")
-    request = {"data": data, "split": split, "columns": column or [], "precision": precision, "top": top}
+    request: dict[str, Any] = {
+        "data": data,
+        "split": split,
+        "columns": column or [],
+        "precision": precision,
+        "top": top,
+    }
     request |= {"model": str(model), "beam": beam, "length_penalty": length_penalty, "extra_length": extra_length}
     if resume:
         _check_resume(out, request)

@@ -1,8 +1,11 @@
 """The command line: every command is a function in runs/, and its signature and docstring define flags and help."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 
 from cyclopts import App, CoercionError, CycloptsError, Parameter, UnknownOptionError
 
@@ -91,13 +94,36 @@ def make_app(command: str | None = None) -> App:
 app = make_app()
 
 
+class _InterruptWatch:
+    """Context manager: raise KeyboardInterrupt if a library turned Ctrl-C into an error, as pydantic does."""
+
+    def __enter__(self) -> None:
+        self.is_made = False
+        # other handlers stay, such as the one of a notebook; they can be set in the main thread only
+        is_ours = threading.current_thread() is threading.main_thread()
+        self.is_set = is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self.is_set:
+            signal.signal(signal.SIGINT, self._handle)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.is_set:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.is_made and kind is not None and issubclass(kind, Exception):
+            raise KeyboardInterrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.is_made = True
+        raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; bad input prints one sentence to standard error and exits with code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # before PyTorch starts its threads: waiting threads that spin take the cores away from the others on a busy machine
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        result = make_app(arguments[0] if arguments else None)(arguments)
+        with _InterruptWatch():
+            result = make_app(arguments[0] if arguments else None)(arguments)
     except UnknownOptionError as error:
         sys.exit(_print_error(_unknown_flag(error)))
     except CoercionError as error:

@@ -38,7 +38,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     verify_file(path)
     try:
         return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:  # an interrupt in the library is a ValueError
+    except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{str(path)!r} is not a complete safetensors file: {error}") from None
 
 

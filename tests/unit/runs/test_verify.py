@@ -1,7 +1,10 @@
 """`bertsmith verify`, and the checksums that loading compares: damage raises and is named, nothing changes silently."""
 
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +149,21 @@ def test_failed_export_keeps_the_old_folder(saved: Path, tmp_path: Path, monkeyp
         main(["export", str(saved), "--out", str(out), "--force"])
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_interrupt_that_a_library_swallows_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(_: object) -> Path:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ValueError("from a library") from None
+        raise AssertionError
+
+    monkeypatch.setattr("bertsmith.runs.verify.model_folder", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", "model"])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "bertsmith: interrupted\n"

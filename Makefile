@@ -41,6 +41,7 @@ test-gpu: $(VENV)/.installed
 # kills, mutated files and failing writes: half an hour on two idle cores; the figures are in docs/results/reliability.md
 chaos: $(VENV)/.installed
 	$(BIN)/python tests/chaos/chaos.py --kills 300 --mutations 5000
+	$(BIN)/python tests/chaos/serving_trial.py --seconds 12 --signals 3
 
 # versions and hashes of everything that the service needs
 lock:

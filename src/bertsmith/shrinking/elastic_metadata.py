@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from bertsmith.errors import InputError
 from bertsmith.files import read_json, write_json
 from bertsmith.layers.subnet import Subnet
@@ -14,8 +16,8 @@ ELASTIC_FILE = "elastic.json"
 class SubnetworkMetadata(Record):
     """A sub-network of the grid with its score and costs."""
 
-    width: float
-    depth: float
+    width: float = Field(gt=0, le=1)
+    depth: float = Field(gt=0, le=1)
     score: float
     """Main metric of the task on dev."""
     parameters: int

@@ -64,7 +64,9 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
         sentences = read_sentences(whole, config)
     except ValidationError as error:
         raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
-    except (TypeError, AttributeError, KeyError, IndexError, ArithmeticError) as error:
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError) as error:
         raise InputError(f"{str(folder / 'config.json')!r} has a value of a wrong type: {error}") from None
     kinds = {head.kind for head in config.heads}
     parts = frozenset(part for part in parts if not part.startswith("heads.") or part.removeprefix("heads.") in kinds)

@@ -108,7 +108,7 @@ def test_finished_folder_is_returned_unchanged(data, whole):
 
 def test_resuming_with_another_tokenizer_or_setting_raises(data, whole, tmp_path):
     other = learn_tokenizer(SENTENCES, "wordpiece", 90, progress=False)
-    with pytest.raises(InputError, match="contains a corpus with another tokenizer_hash"):
+    with pytest.raises(InputError, match="contains a corpus of another tokenizer_hash"):
         build_corpus([data / "data.jsonl"], other, whole, workers=1, **SETTINGS)
     out = tmp_path / "out"
     out.mkdir()
@@ -233,7 +233,7 @@ def test_edited_source_of_equal_size_is_another_corpus(data, whole, tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text((data / "data.jsonl").read_text().replace("grey cat", "grey dog", 1))
     assert file.stat().st_size == (data / "data.jsonl").stat().st_size
-    with pytest.raises(InputError, match="contains a corpus with another sources"):
+    with pytest.raises(InputError, match="contains a corpus of other files or a changed file"):
         build_corpus([file], Tokenizer.load(data), whole, workers=1, **SETTINGS)
 
 

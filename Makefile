@@ -32,7 +32,7 @@ test-slow: $(VENV)/.installed
 test-wheel: $(VENV)/.installed
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
-	$(BIN)/python -m pytest -m slow tests/documents/test_wheel.py
+	$(BIN)/python -m pytest -m slow tests/documents/test_installed_wheel.py
 
 # every kernel on a GPU; neighbouring tests go to one process, so that few processes compile the same kernel
 test-gpu: $(VENV)/.installed

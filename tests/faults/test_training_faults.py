@@ -152,6 +152,7 @@ def test_resume_rejects_another_corpus_and_damaged_checkpoints(
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 0 '))
     text = (out / "recipe.toml").read_text().replace(str(corpus_folder), str(corpus))
     (out / "recipe.toml").write_text(text)
+    (out / "seal.json").unlink()
     assert "was made with another corpus" in error_output(command(None, None, out, "--resume"), capsys)
     (out / "recipe.toml").write_text((uninterrupted / "recipe.toml").read_text())
     for seal in out.glob("checkpoints/*/seal.json"):

@@ -18,7 +18,12 @@ with warnings.catch_warnings():
     from transformers import DebertaModel, DebertaV2Model  # noqa: F401
 
 LABELS = {0: "no", 1: "yes", 2: "perhaps"}
-CLASSES = sorted({head.architecture for adapter in ADAPTERS.values() for head in adapter.task_heads if head.rows})
+CLASSES = sorted(
+    head.architecture
+    for name, adapter in ADAPTERS.items()
+    for head in adapter.task_heads
+    if head.rows and name not in ("roberta", "xlm-roberta", "distilbert")  # see test_roberta.py
+)
 SETTINGS = {
     "Electra": {"embedding_size": 12, "summary_last_dropout": 0.0, "summary_activation": "relu"},
     "Albert": {"embedding_size": 12, "classifier_dropout_prob": 0.0},

@@ -103,7 +103,7 @@ FROM_BUNDLED = DemoPlan(
         "the [MASK] is the largest planet in the solar system.",
         "the song was released in [MASK] 1998.",
     ),
-    epochs=2.5,
+    epochs=3.5,
     elastic_share=0.3,
     min_elastic_epochs=0.1,
     finetune=("sequences.length=64", "batch.examples=32"),  # other settings are the defaults of the family
@@ -192,7 +192,7 @@ def demo(
     steps
         With --from-scratch: optimiser steps of the pre-training; 400 by default.
     epochs
-        Fine-tuning epochs; 2.5 by default, 6 with --from-scratch. Each stage of the elastic training takes 30 % of
+        Fine-tuning epochs; 3.5 by default, 6 with --from-scratch. Each stage of the elastic training takes 30 % of
         them, 50 % with --from-scratch.
     force
         Replace the contents of --out.

@@ -74,6 +74,7 @@ def test_invalid_branch_raises(long: Path, corpus_folder: Path, tmp_path: Path) 
     assert_refused("is not a complete checkpoint", branch=damaged / "checkpoints" / "step-00000010", decay="5")
     text = (damaged / "recipe.toml").read_text().replace('kind = "wsd"', 'kind = "linear"')
     (damaged / "recipe.toml").write_text(text)
+    (damaged / "seal.json").unlink()
     assert_refused("schedule.kind is 'linear'", branch=damaged / "checkpoints" / "step-00000005", decay="5")
 
 

@@ -323,9 +323,10 @@ def _write_native(model: Model, native: NativeExport, folder: Path) -> None:
     aliases = native.adapter.output_aliases(model.config)
     theirs = to_theirs(native.rows(model.config), tensors)
     if not model.config.heads or model.config.heads == (model.config.embedder,):
-        width = model.config.encoder.width
+        # their encoder class may contain a pooler, and reports a missing one as newly initialised
+        width, prefix = model.config.encoder.width, native.adapter.prefix
         for line in native.adapter.optional_rows.get(POOLER, ()):
             shape = (width, width) if line.ours.endswith("weight") else (width,)
-            theirs |= dict.fromkeys(line.theirs, torch.zeros(shape))
+            theirs |= {name: torch.zeros(shape) for name in line.theirs if name.startswith(prefix)}
     renamed = {rename_start(name, aliases): tensor for name, tensor in theirs.items()}
     write_tensors(folder / "model.safetensors", renamed)

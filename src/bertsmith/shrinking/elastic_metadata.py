@@ -1,9 +1,9 @@
 """elastic.json: scores and costs of the sub-networks of an elastic model."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AllowInfNan, Field
 
 from bertsmith.errors import InputError
 from bertsmith.files import read_json, write_json
@@ -11,6 +11,8 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.settings import Record
 
 ELASTIC_FILE = "elastic.json"
+Score = Annotated[float, AllowInfNan(True)]
+"""A score, NaN if it is undefined, such as the correlation of a constant prediction."""
 
 
 class SubnetworkMetadata(Record):
@@ -18,7 +20,7 @@ class SubnetworkMetadata(Record):
 
     width: float = Field(gt=0, le=1)
     depth: float = Field(gt=0, le=1)
-    score: float
+    score: Score
     """Main metric of the task on dev."""
     parameters: int
     flops: float
@@ -31,13 +33,13 @@ class ElasticMetadata(Record):
     """The sub-networks of an elastic model, and the order of its units in the fine-tuned model."""
 
     metric: str
-    teacher_score: float
+    teacher_score: Score
     """Score of the fine-tuned model on dev."""
     depth_rule: Literal["keep_last", "drop_last"]
     length: int
     """Sequence length in tokens for `flops` and `latency_ms`."""
     grid: tuple[SubnetworkMetadata, ...]
-    head_scores: tuple[tuple[float, ...], ...]
+    head_scores: tuple[tuple[Score, ...], ...]
     """Importance of the heads of every layer, by their indices before rewiring."""
     head_order: tuple[tuple[int, ...], ...]
     """Index of each head before rewiring, in the order after rewiring."""

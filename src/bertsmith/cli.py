@@ -116,11 +116,23 @@ class _InterruptWatch:
         raise KeyboardInterrupt
 
 
+def _is_machine_busy() -> bool:
+    """Whether more threads than cores ran in the last minute.
+
+    Threads that spin while they wait take the cores from the others on a busy machine. On an idle one, threads that
+    sleep instead take up to 1.7 times as long (docs/explanations/decisions.md).
+    """
+    try:
+        return os.getloadavg()[0] > (os.cpu_count() or 1)
+    except OSError:  # the system does not tell
+        return False
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; bad input prints one sentence to standard error and exits with code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # before PyTorch starts its threads: waiting threads that spin take the cores away from the others on a busy machine
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if _is_machine_busy():  # before PyTorch starts its threads, which read the variable once
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with _InterruptWatch():
             result = make_app(arguments[0] if arguments else None)(arguments)

@@ -167,7 +167,7 @@ def render_demo_page(report: DemoReport) -> str:
 
 
 def headline(report: DemoReport) -> str:
-    """Return the speed-up of the fitted model over the fine-tuned one, its share of the size and the loss.
+    """Return the speed-up of the fitted model over the fine-tuned one, its share of the size if smaller, and the loss.
 
     If no candidate meets the budget, return the nearest one.
     """
@@ -177,7 +177,8 @@ def headline(report: DemoReport) -> str:
     speed, size = whole.latency_ms / best.latency_ms, best.size_mb / whole.size_mb
     points = round(best.score - report.score, 1)
     change = f"{points:+.1f} points".replace("-", "−") if points else "the same score"
-    return f"{speed:.1f}\u00a0× faster at {100 * size:.0f}\u00a0% of the size, {change}"
+    share = f" at {100 * size:.0f}\u00a0% of the size" if size < 0.95 else ""
+    return f"{speed:.1f}\u00a0× faster{share}, {change}"
 
 
 def _lead(report: DemoReport) -> str:

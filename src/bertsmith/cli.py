@@ -120,7 +120,7 @@ def _is_machine_busy() -> bool:
     """Whether more threads than cores ran in the last minute.
 
     Threads that spin while they wait take the cores from the others on a busy machine. On an idle one, threads that
-    sleep instead take up to 1.7 times as long (docs/explanations/decisions.md).
+    sleep instead are slower (docs/explanations/decisions.md).
     """
     try:
         return os.getloadavg()[0] > (os.cpu_count() or 1)

@@ -18,6 +18,8 @@ from bertsmith.runs.reproduce import read_lines
 FOLDER = Path(__file__).parent
 LINES = FOLDER / "runs.jsonl"
 KEPT = ("key", "label", "command", "seed", "result", "seconds", "device", "torch", "bertsmith", "error")
+LEFT_OUT = ("data", "source", "files", "notices")
+"""Parts of a result that have paths, and that no metric reads."""
 UNTESTABLE = {
     "ConvBERT, base rows of tables 3 and 4": "no budget for networks of 100 M parameters and a million steps",
     "DeBERTa, tables 1, 2, 5 and 14 (large, 1.5B)": "no budget for networks of this size",
@@ -101,6 +103,9 @@ def add_runs(source: Path) -> None:
     keys = set(RunPlan([read_table(name) for name in table_names()]).jobs)
     lines = {line["key"]: line for line in [*read_lines(LINES), *read_lines(source)] if line["key"] in keys}
     kept = [{name: line[name] for name in KEPT if name in line} for line in lines.values()]
+    for line in kept:
+        for name in LEFT_OUT:
+            line.get("result", {}).pop(name, None)
     LINES.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), encoding="utf-8")
 
 

@@ -29,6 +29,8 @@ class TrainingData:
     phases: tuple[PhaseData, ...]
     held_out_plan: Stream[Any] | None
     held_out_reader: Dataset[Loaded] | None
+    has_one_shape: bool = False
+    """Whether all micro-batches of a phase have the same shape."""
 
 
 class Feed:

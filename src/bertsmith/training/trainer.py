@@ -79,7 +79,12 @@ class Trainer:
         self.notices, self.evaluator, self.before_step = notices, evaluator, before_step
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.settings, self.baseline, self.branch = fingerprint, settings, baseline, branch
-        self.train_step = TrainStep(model, objective, method, out, device=device)
+        load = method.load(
+            [phase.flops_per_token for phase in data.phases],
+            has_one_shape=data.has_one_shape,
+            keeps_shapes=objective.keeps_shapes,
+        )
+        self.train_step = TrainStep(model, objective, method, out, device=device, load=load)
         self.model, self.processes = self.train_step.model, self.train_step.processes
         for number, phase in enumerate(method.phases):
             phase.check(number, self.processes)
@@ -153,6 +158,7 @@ class Trainer:
         meter = self.meter()
         meter.restore(self.progress.meter, is_main=self.train_step.is_main)
         while not self.is_finished:
+            self._show_notices(display)
             self._step(feed, meter)
             step = self.progress.step
             is_last = self.is_finished
@@ -189,9 +195,7 @@ class Trainer:
         data = self.data.phases[phase]
         with meter.waiting():
             loaded = feed.take(phase, self.method.micro_batches(step, self.processes))
-        prepared = [
-            train_step.objective.prepare(item.batch.to(train_step.device), key(data.seed, 5)) for item in loaded
-        ]
+        prepared = [train_step.prepare(item.batch, key(data.seed, 5)) for item in loaded]
         draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
         train_step.learn(prepared, draws, self.method.rate(step), meter)
         tokens = sum(item.batch.real_tokens for item in loaded)
@@ -340,6 +344,12 @@ class Trainer:
         for row in rows:
             self.log.write(row)
             display.notify(row["text"])
+
+    def _show_notices(self, display: Display) -> None:
+        """Show the messages of the training step, such as the choice of its mode."""
+        for notice in self.train_step.notices:
+            display.notify(notice)
+        self.train_step.notices.clear()
 
     def _check_finite(self, row: LogRow) -> None:
         reason = non_finite_reason(row)

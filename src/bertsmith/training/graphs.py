@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from bertsmith.data.nested import map_tensors, signature, tensors
 from bertsmith.errors import InputError
 
 EAGER_CALLS = 2
@@ -17,7 +18,6 @@ MAX_RECORDINGS = 64
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Value = TypeVar("Value")
 
 
 class RecordingError(InputError):
@@ -98,50 +98,3 @@ def _reset_generator() -> None:
     device = torch.cuda.current_device()
     fresh = torch.Generator(device=f"cuda:{device}")
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], value: Value) -> Value:
-    """Return a value with a function applied to all tensors in its dataclasses, tuples, lists and dictionaries."""
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return function(value)
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{field.name: mapped(getattr(value, field.name)) for field in fields(value)})
-        if isinstance(value, tuple):
-            items = [mapped(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        if isinstance(value, list):
-            return [mapped(item) for item in value]
-        if isinstance(value, dict):
-            return {name: mapped(item) for name, item in value.items()}
-        return value
-
-    result: Value = mapped(value)
-    return result
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """Return all tensors in a value, in a fixed order."""
-    found: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(collect, value)
-    return found
-
-
-def signature(value: Any) -> Hashable:
-    """Return a key that is equal for two values if a graph recorded with one holds for the other."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.requires_grad
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(signature(getattr(value, field.name)) for field in fields(value))
-    if isinstance(value, tuple | list):
-        return type(value), *(signature(item) for item in value)
-    if isinstance(value, dict):
-        return dict, *((name, signature(item)) for name, item in value.items())
-    key: Hashable = value
-    return key

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.devices import device_type
+from bertsmith.data.nested import map_tensors
 from bertsmith.data.random import seed_everything
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import Encoder
@@ -34,7 +35,7 @@ from bertsmith.training.compilation import (
     uncompile_layers,
 )
 from bertsmith.training.determinism import enter_deterministic_mode, explains_nondeterminism
-from bertsmith.training.graphs import Graphed, RecordingError, map_tensors
+from bertsmith.training.graphs import Graphed, RecordingError
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method, RunConfig
 

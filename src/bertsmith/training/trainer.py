@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from bertsmith.data.random import key
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
@@ -146,7 +145,15 @@ class Trainer:
         """Return this process's micro-batches from the current position on."""
         train_step, workers = self.train_step, self.method.run.workers
         pin = train_step.device.type == "cuda"
-        return Feed(self.data, self.progress, rank=train_step.rank, processes=self.processes, workers=workers, pin=pin)
+        return Feed(
+            self.data,
+            self.progress,
+            train_step.prepare,
+            rank=train_step.rank,
+            processes=self.processes,
+            workers=workers,
+            pin=pin,
+        )
 
     def meter(self) -> Meter:
         """Return an empty meter for the objective's metrics."""
@@ -193,18 +200,19 @@ class Trainer:
             self.before_step(self.model, step)
         phase = self.method.phase(step)
         data = self.data.phases[phase]
-        with meter.waiting():
-            loaded = feed.take(phase, self.method.micro_batches(step, self.processes))
-        prepared = [train_step.prepare(item.batch, key(data.seed, 5)) for item in loaded]
-        draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
-        train_step.learn(prepared, draws, self.method.rate(step), meter)
-        tokens = sum(item.batch.real_tokens for item in loaded)
+        taken = feed.take(phase, self.method.micro_batches(step, self.processes), meter)
+        draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in taken]
+        train_step.learn([item.prepared for item in taken], draws, self.method.rate(step), meter)
+        tokens = sum(item.real_tokens for item in taken)
         flops = tokens * data.flops_per_token
         meter.tokens, meter.flops = meter.tokens + tokens, meter.flops + flops
         progress = self.progress
         progress.step += 1
         progress.tokens += tokens * self.processes
         progress.flops += flops * self.processes
+        if not self.is_finished:  # reading the log or evaluating would otherwise leave the device without work
+            step = progress.step
+            feed.fetch(self.method.phase(step), self.method.micro_batches(step, self.processes), meter)
 
     def _evaluate(self, display: Display) -> bool:
         """Evaluate on the held-out split; return True if it is the best evaluation so far."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +119,8 @@ class Objective(ABC, Generic[Given, Prepared]):
 
     terms: dict[str, Term]
     """Losses by name."""
+    keeps_shapes: ClassVar[bool] = True
+    """Whether batches of one shape lead to tensors of the same shapes, so that a step can be recorded and replayed."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Objective[Given, Prepared]":

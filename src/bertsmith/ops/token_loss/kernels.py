@@ -16,7 +16,7 @@ _MIN_SCORE = tl.constexpr(-3.0e38)  # finite, so that the difference of two maxi
 
 
 def tile(columns: int) -> Tile:
-    """Return the launch settings for rows of this many scores: each warp loads 16 bytes per lane and row of the tile."""
+    """Return the launch settings for rows of this many scores: a thread loads 16 bytes per row of the tile."""
     lanes = min(2048, triton.next_power_of_2(columns))
     return Tile(2, lanes, warps=max(1, lanes // 256))
 

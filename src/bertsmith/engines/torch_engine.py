@@ -11,6 +11,7 @@ from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.base import Engine, Precision, Sample
 from bertsmith.engines.int8 import ACTIVATIONS, open_int8, write_int8
 from bertsmith.layers.block import Block
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.models.model import Model
 
 RECOMPILE_LIMIT = 64  # input shapes per process; beyond it the model runs uncompiled
@@ -35,6 +36,18 @@ class TorchEngine(Engine):
             return open_int8(folder, precision)
         model = load(folder)
         return model.bfloat16() if precision == "bfloat16" else model
+
+
+def with_bfloat16_products(model: Model) -> Model:
+    """Return a copy whose linear layers have bfloat16 weights, for autocast, which then has none to convert.
+
+    Norms and embeddings stay in float32, so that under autocast the copy computes the same as the model.
+    """
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        if type(module) in (ElasticLinear, GroupedLinear):
+            module.bfloat16()
+    return copied
 
 
 class CompiledEngine(TorchEngine):

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from bertsmith.bundled import model_folder, model_text
 from bertsmith.data.devices import Device
+from bertsmith.data.inference import InferencePrecision
+from bertsmith.data.progress import progress_bar
 from bertsmith.errors import InputError
 from bertsmith.runs.flags import flag_group
 from bertsmith.serving.model import ServedModel
@@ -28,6 +30,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     device: Device = "auto",
+    precision: Annotated[InferencePrecision, COMPUTE] = "auto",
     threads: Annotated[int | None, COMPUTE] = None,
     workers: Annotated[int | None, COMPUTE] = None,
     elastic: Annotated[bool | None, SIZES] = None,
@@ -63,10 +66,14 @@ def serve(
         Port to listen on; 0 selects a free port.
     device
         Device to run on; "auto" uses a GPU if one is available.
+    precision
+        Precision of matrix products; "auto" is bfloat16 on a GPU and float32 on a CPU. In bfloat16 a GPU runs captured
+        CUDA graphs.
     threads
         CPU threads per matrix product; 1 by default, more on machines with more than eight cores.
     workers
-        Number of batches of a model computed in parallel; one per core by default on a CPU.
+        Number of batches of a model in progress; one per core by default on a CPU, two on a GPU, which computes one
+        while the next is prepared.
     elastic
         Let elastic models use smaller sizes under load; on if --floor is given.
     floor
@@ -122,17 +129,19 @@ def serve(
     listener = bind_socket(settings.host, settings.port)  # fail before loading models, which takes longer
     try:
         served = [
-            ServedModel.open(folder, name=name, device=device, threads=threads, floor=floor)
+            ServedModel.open(folder, name=name, device=device, threads=threads, floor=floor, precision=precision)
             for name, folder in named.items()
         ]
         if floor is not None and all(len(one.schedule) == 1 for one in served):
             flag = "--elastic" if elastic else "--floor"
             raise InputError(f"{flag} is given, but no model has a smaller size that keeps {floor:g} of its score")
         schedulers = {one.name: Scheduler(one, scheduler_limits) for one in served}
-        for scheduler in schedulers.values():
-            scheduler.start()
+        for name, scheduler in schedulers.items():
+            with progress_bar(f"capture {name}") as watch:
+                scheduler.start(watch)
         app = make_app(schedulers, settings)
-        Server(app, settings, lambda: _print_models(base_url(listener), served, settings)).run([listener])
+        models = list(schedulers.values())
+        Server(app, settings, lambda: _print_models(base_url(listener), models, settings)).run([listener])
     finally:
         listener.close()
     for scheduler in schedulers.values():
@@ -183,16 +192,27 @@ def _read_key(file: Path | None) -> str | None:
     return key
 
 
-def _print_models(url: str, models: Sequence[ServedModel], settings: ServeSettings) -> None:
-    """Print the URL, and for each model its operations, maximum length and sizes."""
+def _print_models(url: str, schedulers: Sequence[Scheduler], settings: ServeSettings) -> None:
+    """Print the URL, and for each model its operations, maximum length, sizes and precision."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"Listening on {url} (documentation at {url}/docs)")
-    for served in models:
+    for scheduler in schedulers:
+        served = scheduler.served
         task = "" if served.task is None else served.task.kind
         names = {"task": task, "vectors": "embeddings", "fill_mask": "mask filling"}
         operations = ", ".join(names[operation] for operation in sorted(served.operations))
         sizes = "one size" if len(served.schedule) == 1 else f"{len(served.schedule)} sizes"
         family, length = served.runner.config.family, served.encoding.length
-        console.print(f"  {served.name}: {family}; {operations}; up to {length} tokens; {sizes}")
+        console.print(
+            f"  {served.name}: {family}; {operations}; up to {length} tokens; {sizes}; {_describe_engine(scheduler)}"
+        )
     if settings.key is None and not is_loopback(settings.host):
         console.print("  Warning: no key is set, so every client is accepted; set --key-file or BERTSMITH_KEY")
+
+
+def _describe_engine(scheduler: Scheduler) -> str:
+    """Return precision and device, and on a GPU the number of CUDA graphs or why there are none."""
+    place = f"{scheduler.served.precision} on {scheduler.served.runner.device.type}"
+    if scheduler.captured is not None:
+        return f"{place}, {len(scheduler.captured)} CUDA graphs captured in {scheduler.captured.seconds:.1f} s"
+    return place if scheduler.why_eager is None else f"{place}, without CUDA graphs: {scheduler.why_eager}"

@@ -9,10 +9,12 @@ import torch
 
 from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.bundled.hub import hub_folder
-from bertsmith.engines.artefact import open_runner, read_artefact
-from bertsmith.engines.base import Runner
+from bertsmith.data.inference import InferencePrecision, inference_autocast, is_half
+from bertsmith.engines.artefact import ARTEFACT_FILE, open_runner, read_artefact
+from bertsmith.engines.base import Artefact, Precision, Runner
 from bertsmith.engines.onnx_graph import has_task_head
 from bertsmith.engines.onnx_trace import max_input_length
+from bertsmith.engines.torch_engine import with_bfloat16_products
 from bertsmith.errors import InputError
 from bertsmith.files import read_json
 from bertsmith.layers.subnet import Subnet
@@ -55,8 +57,11 @@ class ServedModel:
     """Layout of batches."""
     threads: int = 1
     """Threads per matrix product."""
-    networks: dict[Subnet, Model] = field(default_factory=dict)
-    """Extracted models of the smaller sizes of the schedule."""
+    networks: dict[Subnet | None, Model] = field(default_factory=dict)
+    """Models of their own for sizes of the schedule: extracted ones, and for bfloat16 the whole one as well."""
+    precision: Precision = "float32"
+    is_half: bool = False
+    """Whether matrix products of float32 inputs are in bfloat16; False for an artefact, whatever its precision."""
 
     @classmethod
     def open(
@@ -67,10 +72,12 @@ class ServedModel:
         device: str = "auto",
         threads: int | None = None,
         floor: float | None = None,
+        precision: InferencePrecision = "auto",
     ) -> "ServedModel":
         """Open and warm up the model in a folder; raise InputError if it cannot be served.
 
-        `threads` is the number of threads per matrix product. `floor` is the share of the whole model's score that a
+        `threads` is the number of threads per matrix product. `precision` "auto" is bfloat16 on a GPU, float32 on a
+        CPU, and an artefact's own. `floor` is the share of the whole model's score that a
         smaller size must keep; without it an elastic model is always served whole.
         """
         # the cache of the hub names folders by commit
@@ -82,6 +89,8 @@ class ServedModel:
             raise InputError(f"threads is {threads}; allowed: 1 or more")
         runner = open_runner(folder, device=device, threads=threads)
         torch.set_num_threads(threads)
+        artefact = read_artefact(folder)
+        half = _is_half(folder, artefact, runner, precision)
         model = runner.torch_model
         if runner.tokenizer is None:
             raise InputError(f"{str(folder)!r} has no tokenizer.json, so its model cannot read texts")
@@ -102,9 +111,11 @@ class ServedModel:
             schedule=schedule,
             task=None if task_record is None else task_record.task,
             elastic=elastic,
-            rows=_ROWS[read_artefact(folder).engine],
+            rows=_ROWS[artefact.engine],
             threads=threads,
-            networks={} if model is None else _extract_networks(model, schedule),
+            networks={} if model is None else _networks(model, schedule, is_half=half and not runner.has_early_exits),
+            precision="bfloat16" if half else artefact.precision,
+            is_half=half,
         )
         served.warm_up()
         return served
@@ -113,6 +124,10 @@ class ServedModel:
     def model(self) -> Model | None:
         """The PyTorch model; None for an ONNX graph."""
         return self.runner.torch_model
+
+    def is_elastic(self, operation: Operation) -> bool:
+        """Whether the scores of elastic.json, which were measured with the task head, apply to an operation."""
+        return operation == "task" or (operation == "vectors" and self.has_embedder)
 
     def has_subnets(self, operation: Operation) -> bool:
         """Whether a request for an operation may choose a sub-network; a generator that fills masks has one size."""
@@ -169,10 +184,11 @@ class ServedModel:
         self, operation: Operation, sequences: list[TokenSequence], subnet: Subnet | None = None
     ) -> list[np.ndarray]:
         """Return the outputs of sequences that are computed together (shapes: serving/requests.py)."""
-        network = None if subnet is None or operation == "fill_mask" else self.networks.get(subnet)
-        if network is not None:
-            return run_batch(network, operation, sequences, rows=self.rows, pad=self.tokenizer.pad)
-        return run_batch(self.runner, operation, sequences, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
+        network = None if operation == "fill_mask" else self.networks.get(subnet)
+        with inference_autocast(self.runner.device, "bfloat16" if self.is_half else "float32"):
+            if network is not None:
+                return run_batch(network, operation, sequences, rows=self.rows, pad=self.tokenizer.pad)
+            return run_batch(self.runner, operation, sequences, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
 
     def warm_up(self) -> None:
         """Run every operation once at every size, so that the first request is as fast as later ones."""
@@ -219,6 +235,19 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{str(folder)!r} holds a model with a decoder; only encoders can be served")
 
 
+def _is_half(folder: Path, artefact: Artefact, runner: Runner, precision: InferencePrecision) -> bool:
+    """Whether to run matrix products in bfloat16; raise InputError for a precision that an artefact does not have."""
+    half = is_half(runner.device, precision)
+    if not (folder / ARTEFACT_FILE).is_file():
+        return half
+    if precision not in ("auto", artefact.precision):
+        raise InputError(
+            f"precision is {precision!r}, but {str(folder)!r} was exported in {artefact.precision}; allowed: auto, or "
+            "the folder it was exported from"
+        )
+    return False
+
+
 def _operations(runner: Runner, *, has_task: bool) -> frozenset[Operation]:
     operations: set[Operation] = {"task"} if has_task else set()
     operations |= {"vectors"} if runner.can_embed else set()
@@ -232,12 +261,16 @@ def _subnet_parameters(model: Model, subnet: Subnet) -> int:
     return parameters(stack_config(model.config, layer_shapes(range(len(units)), units, subnet)))
 
 
-def _extract_networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:
+def _networks(model: Model, schedule: SizeSchedule, *, is_half: bool) -> dict[Subnet | None, Model]:
     """Extract the smaller sizes as separate models, which are faster than cutting the whole one in every forward pass.
 
-    They share the embedding, the heads, and all layers with the same cut.
+    They share the embedding, the heads, and all layers with the same cut. With `is_half` the whole model is a copy for
+    bfloat16, from which the smaller ones are extracted.
     """
-    networks: dict[Subnet, Model] = {}
+    networks: dict[Subnet | None, Model] = {}
+    if is_half:
+        model = with_bfloat16_products(model).eval()
+        networks[None] = model
     units, whole = model.encoder.units, model.encoder
     blocks = {(index, cut): whole.blocks[index] for index, cut in enumerate(units)}
     for size in schedule.sizes:

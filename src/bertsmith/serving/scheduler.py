@@ -1,7 +1,9 @@
 """The scheduler of one model: asyncio submits requests, worker threads take batches from the queue and run them.
 
 A free worker never waits for a batch to fill: it takes all queued requests that fit, and the next ones queue up while
-it computes. The higher the load, the fuller the batches.
+it computes. The higher the load, the fuller the batches. On a CPU every worker has a core, and free workers share the
+queue. On a GPU a worker takes the whole queue; two workers keep the GPU busy, because one prepares its batch while the
+GPU computes the other's.
 """
 
 import asyncio
@@ -13,7 +15,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bertsmith.data.progress import Watch
 from bertsmith.layers.subnet import Subnet
+from bertsmith.serving.graphs import IN_FLIGHT, CapturedModel, CaptureFailed, capture_graphs
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.queue import Batch, Queue, QueuedRequest, cost
 from bertsmith.serving.requests import (
@@ -34,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 _MIN_FILL = 0.25  # share of a full batch; emptier ones are not used to estimate the speed
 _MIN_SHARE = 64  # tokens; fewer are not divided among workers, because two small batches take longer than one
 _CPU_TOKENS, _GPU_TOKENS = 1024, 16_384
-_CALIBRATION_TOKENS = 512  # maximum size of the batch with which `start` measures the speed
+_CALIBRATION_TOKENS = 512  # maximum size of the batch with which `start` measures the speed of a CPU
 
 
 class Scheduler:
@@ -50,7 +54,12 @@ class Scheduler:
         self.served, self.limits, self._clock = served, limits or SchedulerLimits(), clock
         is_cpu = served.runner.device.type == "cpu"
         self.batch_tokens = self.limits.batch_tokens or (_CPU_TOKENS if is_cpu else _GPU_TOKENS)
-        self.workers = self.limits.workers or (max(1, cores() // served.threads) if is_cpu else 1)
+        self.workers = self.limits.workers or (max(1, cores() // served.threads) if is_cpu else IN_FLIGHT)
+        self.captured: CapturedModel | None = None
+        """CUDA graphs, which `start` captures on a GPU."""
+        self.why_eager: str | None = None
+        """Why a model on a GPU has no CUDA graphs."""
+        self._has_cores = is_cpu
         self._changed = threading.Condition()
         self._queue = Queue()
         self._throughput = Throughput(clock)
@@ -60,10 +69,18 @@ class Scheduler:
         self._is_draining = self._is_closed = False
         self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
-        """Measure the speed of the model and start the workers."""
+    def start(self, watch: Watch = lambda done, total: None) -> None:
+        """Capture CUDA graphs on a GPU, measure the speed of the model, and start the workers.
+
+        `watch` is called with the number of captured graphs and of all.
+        """
         if self._threads:
             return
+        if not self._has_cores:
+            try:
+                self.captured = capture_graphs(self.served, self.batch_tokens, watch)
+            except CaptureFailed as reason:
+                self.why_eager = str(reason)
         self._controller = self._new_controller(self._measure_speed())
         for index in range(self.workers):
             thread = threading.Thread(target=self._work, name=f"{self.served.name}-{index}", daemon=True)
@@ -223,7 +240,7 @@ class Scheduler:
             outputs: list[np.ndarray] | None = None
             error: Exception | None = None
             try:
-                outputs = self.served.run(batch.operation, batch.sequences, batch.subnet)
+                outputs = self._run(batch.operation, batch.sequences, batch.subnet)
             except Exception as problem:  # any failure is reported to the requests of this batch; the worker continues
                 _LOG.exception("a batch of %d sequences failed", len(batch.members))
                 error = BatchFailed(f"the model failed on the batch of this request: {type(problem).__name__}")
@@ -235,20 +252,24 @@ class Scheduler:
                 else:
                     self._store(batch, outputs, started_at, active_workers)
 
+    def _run(
+        self, operation: Operation, sequences: list[TokenSequence], subnet: Subnet | None = None
+    ) -> list[np.ndarray]:
+        """Return the outputs of a batch, from CUDA graphs where they were captured."""
+        if self.captured is not None and self.captured.supports(operation, subnet):
+            return self.captured.run(operation, sequences, subnet)
+        return self.served.run(operation, sequences, subnet)
+
     def _next_batch(self) -> Batch:
-        """Take the next batch from the queue, leaving a fair share to other free workers."""
-        first, free = self._queue.first(), self.workers - len(self._running)
+        """Take the next batch from the queue, on a CPU leaving a fair share to other free workers."""
+        first, free = self._queue.first(), self.workers - len(self._running) if self._has_cores else 1
         max_tokens = min(self.batch_tokens, max(_MIN_SHARE, -(-self._queue.tokens // free)))
         if first.subnet is not None:
             return self._queue.take(max_tokens, None, first.subnet)
         level = first.level
         if level is None:
-            level = self._controller.choose(self._queue.tokens) if self._is_elastic(first.operation) else 0
+            level = self._controller.choose(self._queue.tokens) if self.served.is_elastic(first.operation) else 0
         return self._queue.take(max_tokens, level, self.served.schedule.sizes[level].subnet)
-
-    def _is_elastic(self, operation: Operation) -> bool:
-        """Whether the scores of elastic.json, which were measured with the task head, apply to this operation."""
-        return operation == "task" or (operation == "vectors" and self.served.has_embedder)
 
     def _store(self, batch: Batch, outputs: list[np.ndarray], started_at: float, active_workers: int) -> None:
         """Store the outputs of a batch in its requests and finish the complete requests."""
@@ -297,13 +318,15 @@ class Scheduler:
         """Return the tokens per second of all workers, measured on the second of two batches with the whole model."""
         length = max(1, min(32, self.served.encoding.length))
         sequence = TokenSequence(np.full(length, self.served.tokenizer.start, dtype=np.int64))
-        sequences = [sequence] * max(1, min(_CALIBRATION_TOKENS, self.batch_tokens) // length)
+        # a GPU is at its speed for full batches only, and workers do not add to it
+        tokens = min(_CALIBRATION_TOKENS, self.batch_tokens) if self._has_cores else self.batch_tokens
+        sequences = [sequence] * max(1, tokens // length)
         operation: Operation = "task" if "task" in self.served.operations else "vectors"
-        self.served.run(operation, sequences)
+        self._run(operation, sequences)
         started_at = time.perf_counter()
-        self.served.run(operation, sequences)
+        self._run(operation, sequences)
         seconds = max(1e-6, time.perf_counter() - started_at)
-        return self.workers * length * len(sequences) / seconds
+        return (self.workers if self._has_cores else 1) * length * len(sequences) / seconds
 
 
 def _resolve(requests: Sequence[QueuedRequest]) -> None:

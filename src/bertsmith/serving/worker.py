@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.batch import packed, padded
+from bertsmith.data.inference import to_device
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
 from bertsmith.engines.onnx_trace import max_input_length
@@ -20,7 +21,7 @@ Rows = Literal["packed", "padded", "fixed"]
 compiled models."""
 
 _MIN_LENGTH_RATIO = 0.75  # a sequence shorter than this share of the longest one starts the next group
-_MIN_CPU_TOKENS = 192  # matrix products on a CPU reach full speed from this many tokens
+_MIN_GROUP_TOKENS = 192  # matrix products on a CPU reach full speed from this many tokens
 _MIN_ROW_LENGTH = 16  # shorter sequences are not split into further groups
 
 
@@ -37,21 +38,24 @@ def run_batch(
     """Return the float32 outputs of every sequence, in order (shapes: serving/requests.py)."""
     outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
     lengths = [len(sequence.tokens) for sequence in sequences]
-    for indices in length_groups(lengths, rows, is_cpu=runner.device.type == "cpu"):
+    # a kernel for packed sequences computes all lengths together; other attention pads to the longest of a group
+    device = runner.device.type
+    pads = device == "cpu" or not (torch.is_autocast_enabled(device) or runner.has_early_exits)
+    for indices in length_groups(lengths, rows, pads=pads):
         group = [sequences[index] for index in indices]
         for index, output in zip(indices, _run_group(runner, operation, group, rows, pad, subnet), strict=True):
             outputs[index] = output
     return outputs
 
 
-def length_groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[list[int]]:
+def length_groups(lengths: Sequence[int], rows: Rows, *, pads: bool = True) -> list[list[int]]:
     """Group the indices of sequences of similar length, longest first; each group is one forward pass.
 
-    A packed batch is one group on a GPU. On a CPU, where attention pads to the longest sequence of a group, groups have
-    at least `_MIN_CPU_TOKENS` tokens.
+    A packed batch is one group unless attention pads to its longest sequence; then a group has at least
+    `_MIN_GROUP_TOKENS` tokens.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    if rows == "packed" and not is_cpu:
+    if rows == "packed" and not pads:
         return [order]
     groups: list[list[int]] = []
     tokens = 0
@@ -62,7 +66,9 @@ def length_groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) ->
             if rows == "fixed"
             else length >= _MIN_LENGTH_RATIO * max_length
         )
-        if groups and (is_similar or max_length <= _MIN_ROW_LENGTH or (rows == "packed" and tokens < _MIN_CPU_TOKENS)):
+        if groups and (
+            is_similar or max_length <= _MIN_ROW_LENGTH or (rows == "packed" and tokens < _MIN_GROUP_TOKENS)
+        ):
             groups[-1].append(index)
             tokens += length
         else:
@@ -78,11 +84,11 @@ def _run_group(
     is_rounded = rows == "packed" and runner.device.type == "cpu" and not runner.has_early_exits
     filled = [*group, *padding_sequence(sum(len(one.tokens) for one in group), pad)] if is_rounded else group
     tokens, layout, types = _tensors(filled, rows, pad, max_input_length(runner.config))
-    tokens, layout = tokens.to(runner.device), layout.to(runner.device)
-    inputs = EncoderInputs(tokens, layout, None if types is None else types.to(runner.device), subnet)
+    tokens, layout = to_device(tokens, runner.device), to_device(layout, runner.device)
+    inputs = EncoderInputs(tokens, layout, None if types is None else to_device(types, runner.device), subnet)
     if operation == "fill_mask":
         positions = [start + one.mask_positions for start, one in zip(_starts(group, layout), group, strict=True)]
-        flat = torch.from_numpy(np.concatenate(positions)).to(runner.device)
+        flat = to_device(torch.from_numpy(np.concatenate(positions)), runner.device)
         probabilities = _array(runner.mask_probabilities(inputs, flat))
         return np.split(probabilities, np.cumsum([len(one) for one in positions])[:-1])
     if operation == "vectors":

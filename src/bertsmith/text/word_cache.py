@@ -5,10 +5,12 @@ With other tokenizers, and for sentences with unusual white space, the tokenizer
 """
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertsmith.text.tokenizer import Tokenizer, TokenizerContent
+if TYPE_CHECKING:  # the tokenizer has a cache
+    from bertsmith.text.tokenizer import Tokenizer
 
 _WHITE_SPACE = re.compile(r"\s")
 # BERT splits at punctuation, so adding spaces around common marks changes nothing, and "word", "word," and "word."
@@ -31,7 +33,7 @@ class WordCache:
     _counts: np.ndarray
     _doubtful: np.ndarray
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         self._scheme = _scheme(tokenizer.content)
         added = tokenizer.content["added_tokens"]
@@ -42,6 +44,11 @@ class WordCache:
             if self._scheme == "bert" and not any(mark in token["content"] for token in added)
         ]
         self._clear()
+
+    @property
+    def splits_words(self) -> bool:
+        """Whether words are encoded separately; without, `encode` takes as long as the tokenizer."""
+        return bool(self._scheme)
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated tokens of all sentences, and the number of tokens of each.
@@ -59,14 +66,15 @@ class WordCache:
         ends = np.flatnonzero(indices == 0)
         if len(ends) != len(sentences) - 1:  # a sentence contains a line end
             return _concatenate(self._tokenizer.encode_plain(sentences))
-        self._add_words(self._index.new)
+        try:
+            self._add_words(self._index.new)
+        except BaseException:
+            self._clear()  # some words have an index and no tokens
+            raise
         counts = self._counts[indices]
         firsts = np.concatenate(([0], ends))
         lengths = np.add.reduceat(counts, firsts)
-        # position of every token in the table: the start of its word's tokens, plus its index in the word
-        before = np.cumsum(counts) - counts
-        positions = np.repeat(self._starts[indices] - before, counts) + np.arange(int(lengths.sum()))
-        tokens = self._tokens[positions]
+        tokens = self._tokens[concatenated_ranges(self._starts[indices], counts)]
         doubtful = np.flatnonzero(np.logical_or.reduceat(self._doubtful[indices], firsts))
         if len(doubtful):
             tokens, lengths = self._encode_doubtful(tokens, lengths, doubtful, sentences)
@@ -139,6 +147,13 @@ class WordCache:
         self._doubtful = np.zeros(1024, dtype=bool)
 
 
+def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return start, start + 1, … for every start, as many numbers as its length: (sum of the lengths,), int64."""
+    before = np.cumsum(lengths) - lengths
+    ranges: np.ndarray = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    return ranges
+
+
 class _WordIndex(dict[str, int]):
     """Index of each word; a new word gets the next index and is listed in `new`."""
 
@@ -167,7 +182,7 @@ def _grow(array: np.ndarray, length: int) -> np.ndarray:
     return larger
 
 
-def _scheme(content: TokenizerContent) -> str:
+def _scheme(content: dict[str, Any]) -> str:
     """Return how words can be encoded separately: "bert" always, "marked" by a leading space mark, "" not at all."""
     if any(_WHITE_SPACE.search(token["content"]) for token in content["added_tokens"]):
         return ""
@@ -188,7 +203,7 @@ def _scheme(content: TokenizerContent) -> str:
     return "marked" if (adds_space or adds_mark) and _keeps_white_space(normalizer) else ""
 
 
-def _keeps_white_space(normalizer: TokenizerContent | None) -> bool:
+def _keeps_white_space(normalizer: dict[str, Any] | None) -> bool:
     """Whether a normalizer keeps all white space."""
     if normalizer is None:
         return True

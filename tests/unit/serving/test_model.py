@@ -190,7 +190,7 @@ def test_token_counts_are_rounded_to_few_values() -> None:
 
 def test_groups_have_similar_lengths() -> None:
     lengths = [100, 3, 80, 16, 70, 12, 5]
-    assert length_groups(lengths, "packed", is_cpu=False) == [[0, 2, 4, 3, 5, 6, 1]]
+    assert length_groups(lengths, "packed", pads=False) == [[0, 2, 4, 3, 5, 6, 1]]
     assert length_groups(lengths, "packed") == [
         [0, 2, 4],
         [3, 5, 6, 1],

@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,52 @@ def test_word_cache_gives_the_same_tokens(folder):
             assert lengths.tolist() == [len(row) for row in expected]
 
 
-def test_word_cache_stays_correct_after_it_is_cleared(folder, monkeypatch):
+def test_flat_tokens_equal_encode(folder):
+    generator = random.Random(5)
+    learned = [learn_tokenizer(TEXT, kind, 320, progress=False) for kind in ("wordpiece", "bytes", "unigram")]
+    for tokenizer in (Tokenizer.load(folder), *learned):
+        for limit in (None, 3, 9, 40):
+            texts = ["", "  ", "a\n \n b", *(random_text(generator) for _ in range(30)), "abc the " * 400]
+            for pairs in (None, texts[::-1]):
+                if limit == 3 and pairs is not None:
+                    continue  # too short for the special tokens of a pair
+                encoded = tokenizer.encode(texts, pairs, limit, padding=False)
+                for has_types in (False, True):
+                    flat = tokenizer.encode_flat(texts, pairs, limit, has_types=has_types)
+                    assert flat.lengths.tolist() == [len(row) for row in encoded["input_ids"]]
+                    np.testing.assert_array_equal(flat.ids, np.concatenate(encoded["input_ids"]))
+                    if has_types:
+                        np.testing.assert_array_equal(flat.types, np.concatenate(encoded["token_type_ids"]))
+                    else:
+                        assert flat.types is None
+        assert tokenizer.encode_flat([], has_types=True).types.tolist() == []
+
+
+def test_flat_tokens_of_many_threads(folder):
+    tokenizer, generator = Tokenizer.load(folder), random.Random(6)
+    batches = [[random_text(generator) for _ in range(20)] for _ in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        computed = list(pool.map(tokenizer.encode_flat, batches))
+    for flat, texts in zip(computed, batches, strict=True):
+        np.testing.assert_array_equal(flat.ids, np.concatenate(tokenizer.encode(texts, padding=False)["input_ids"]))
+
+
+def test_word_cache_stays_correct_after_an_error(folder, monkeypatch):
+    tokenizer = Tokenizer.load(folder)
+    whole = tokenizer.encode_flat(["the un unknown abc"]).ids
+    encode_words = Tokenizer.encode_words
+    monkeypatch.setattr(Tokenizer, "encode_words", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tokenizer.encode_flat(["abc cab the"])
+    monkeypatch.setattr(Tokenizer, "encode_words", encode_words)
+    assert tokenizer.encode_flat(["the un unknown abc"]).ids.tolist() == whole.tolist()
+    assert (
+        tokenizer.encode_flat(["abc cab the"]).ids.tolist()
+        == tokenizer.encode(["abc cab the"])["input_ids"][0].tolist()
+    )
+
+
+def test_word_cache_stays_correct_after_it_is_cleared_after_it_is_cleared(folder, monkeypatch):
     monkeypatch.setattr("bertsmith.text.word_cache.MAX_WORDS", 5)
     tokenizer = Tokenizer.load(folder)
     cache = WordCache(tokenizer)

@@ -96,6 +96,9 @@ def _model_info(scheduler: Scheduler) -> ModelInfo:
             SizeInfo(width=1.0 if one is None else one.width, depth=1.0 if one is None else one.depth)
             for one in subnets
         ],
+        device=served.runner.device.type,
+        precision=served.precision,
+        cuda_graphs=0 if scheduler.captured is None else len(scheduler.captured),
         engine=LoadInfo(
             waiting_sequences=stats.waiting_sequences,
             waiting_tokens=stats.waiting_tokens,

@@ -29,6 +29,7 @@ _HEADERS = {
     "X-Bertsmith-Model": ("string", "The model that answered."),
     "X-Bertsmith-Width": ("number", "Share of heads and neurons in use: 1 for the whole model."),
     "X-Bertsmith-Depth": ("number", "Share of layers in use: 1 for the whole model."),
+    "X-Bertsmith-Precision": ("string", "Precision of matrix products, or of the exported weights."),
     "X-Queue-Time": ("number", "Milliseconds in the queue."),
     "X-Inference-Time": ("number", "Milliseconds of inference."),
     "X-Tokenization-Time": ("number", "Milliseconds of tokenisation."),

@@ -161,6 +161,7 @@ class HttpRequest:
             "X-Bertsmith-Model": name.encode("ascii", "backslashreplace").decode(),
             "X-Bertsmith-Width": width,
             "X-Bertsmith-Depth": depth,
+            "X-Bertsmith-Precision": self.served.precision,
             "X-Queue-Time": _milliseconds(result.queued_seconds),
             "X-Inference-Time": _milliseconds(result.computed_seconds),
             "X-Compute-Tokens": str(tokens),

@@ -413,6 +413,9 @@ class ModelInfo(BaseModel):
     max_length: int
     is_elastic: bool
     sizes: list[SizeInfo]
+    device: str
+    precision: str
+    cuda_graphs: int
     engine: LoadInfo
 
 

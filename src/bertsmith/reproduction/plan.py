@@ -48,8 +48,10 @@ class PlannedRun:
     @property
     def affinity(self) -> str:
         """Identity of the network that the run compiles, for processes to keep; empty if it compiles none."""
-        run = self.settings.get("run", {})
-        return "" if run.get("compile", "off") == "off" else self.identity
+        wanted = self.settings.get("run", {}).get("compile", "auto")
+        if wanted == "auto":  # batches of one shape are compiled, and only pre-training has them
+            return self.identity if self.command == "pretrain" else ""
+        return "" if wanted == "off" else self.identity
 
     @property
     def data_paths(self) -> tuple[str, ...]:

@@ -100,12 +100,13 @@ def test_key_ignores_speed_and_depends_on_everything_else(path: Path) -> None:
     assert len(keys("set.corpus.held_out = 0.1") & plain) == len(plain) - 3
 
 
-def test_only_runs_that_compile_have_an_affinity(path: Path) -> None:
-    path.write_text(TABLE + "[runs.pretrained.settings.run]\ncompile = 'on'\n")
+@pytest.mark.parametrize(("setting", "networks"), [("off", 0), ("on", 2), ("auto", 2)])
+def test_only_runs_that_compile_have_an_affinity(path: Path, setting: str, networks: int) -> None:
+    path.write_text(TABLE + f"[runs.pretrained.settings.run]\ncompile = '{setting}'\n")
     jobs = RunPlan([read_table(path)]).jobs.values()
     assert {job.affinity for job in jobs if job.command != "pretrain"} == {""}
     # one compiled network a row, the same for all seeds
-    assert len({job.affinity for job in jobs if job.command == "pretrain"} - {""}) == 2
+    assert len({job.affinity for job in jobs if job.command == "pretrain"} - {""}) == networks
 
 
 def test_located_settings_have_paths(path: Path) -> None:

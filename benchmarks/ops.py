@@ -2,6 +2,7 @@
 
     python benchmarks/ops.py                    # on a GPU: 32,768 tokens in bfloat16
     python benchmarks/ops.py --ops disentangled,favor,favor_causal --lengths 512,2048,8192
+    python benchmarks/ops.py --ops short --packed --lengths 128 --tokens 65536
     python benchmarks/ops.py --ops light_conv,favor --tiles
     python benchmarks/ops.py --ops disentangled --profile
     TRITON_INTERPRET=1 python benchmarks/ops.py --device cpu --tokens 64 --lengths 32 --repeats 1
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ops_attending import disentangled, favor
+from ops_attending import disentangled, favor, short
 from ops_cases import Case, Tuned, depthwise, light_conv
 from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
 
@@ -43,6 +44,7 @@ class Op:
 OPS = {
     "light_conv": Op(light_conv, 6, (32, 48, 64, 128)),
     "depthwise": Op(depthwise, 6, (32, 48, 64, 128)),
+    "short": Op(short, 12, (64,)),
     "disentangled": Op(disentangled, 12, (64,)),
     "favor": Op(favor, 12, (64,)),
     "favor_causal": Op(partial(favor, is_causal=True), 12, (64,)),
@@ -73,15 +75,15 @@ def main() -> None:
 
 
 def _print_forms(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
-    reason = case.backends["triton"].unsupported(case.inputs)
+    reason = case.backends[case.kernel].unsupported(case.inputs)
     if reason is not None:
-        _print_row(*title, f"triton: none, {reason}", *[""] * 7)
+        _print_row(*title, f"{case.kernel}: none, {reason}", *[""] * 7)
     first: list[float] = []
     for label, op in _ways(case, options):
         try:
             calls = inference(op, case.tensors), training(op, case.tensors)
             times = [milliseconds(call, options) for call in calls]
-            host = f"{host_milliseconds(calls[1], options):.3f}" if label == "triton" else ""
+            host = f"{host_milliseconds(calls[1], options):.3f}" if label == case.kernel else ""
         except Exception as error:  # an implementation may need more memory than the device has
             _print_row(*title, f"{label}: {_line(error)}", *[""] * 7)
             continue
@@ -100,8 +102,8 @@ def _print_row(*cells: str) -> None:
 
 def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     """Return the implementations by name; those in plain PyTorch eager and, on a GPU, also compiled."""
-    if case.backends["triton"].unsupported(case.inputs) is None:
-        yield "triton", partial(case.op, backend="triton")
+    if case.backends[case.kernel].unsupported(case.inputs) is None:
+        yield case.kernel, partial(case.op, backend=case.kernel)
     for form in case.compared:
         way = partial(case.op, backend=form)
         if options.device == "cuda" and case.is_compiled:
@@ -112,18 +114,18 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callab
 
 
 def _print_profile(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
-    reason = case.backends["triton"].unsupported(case.inputs)
+    reason = case.backends[case.kernel].unsupported(case.inputs)
     if reason is not None:
         print(f"\n{' '.join(title)}: none, {reason}")
         return
-    rows = by_kernel(training(partial(case.op, backend="triton"), case.tensors))
+    rows = by_kernel(training(partial(case.op, backend=case.kernel), case.tensors))
     print(f"\n{' '.join(title)}, forward + backward: {sum(spent for *_, spent in rows):.3f} ms on the device")
     for kernel, launches, spent in rows:
         print(f"{spent:9.4f} ms {launches:5.1f} × {kernel[:100]}", flush=True)
 
 
 def _print_tiles(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
-    reason = case.backends["triton"].unsupported(case.inputs)
+    reason = case.backends[case.kernel].unsupported(case.inputs)
     if reason is not None:
         print(f"{' '.join(title)}: none, {reason}")
         return
@@ -156,9 +158,14 @@ def _remark(tuned: Tuned, arguments: dict[str, Any]) -> str:
 
 
 def _words(arguments: dict[str, Any]) -> str:
-    tiling = arguments["tiling"]
-    words = f"{tiling.rows} rows, {tiling.columns} columns, {tiling.warps} warps, {tiling.stages} stages"
-    return words + "".join(f", {name} {value}" for name, value in arguments.items() if name != "tiling")
+    tiling = arguments.get("tiling")
+    words = [f"{name} {value}" for name, value in arguments.items() if name != "tiling"]
+    if tiling is not None:
+        words = [
+            f"{tiling.rows} rows, {tiling.columns} columns, {tiling.warps} warps, {tiling.stages} stages",
+            *words,
+        ]
+    return ", ".join(words)
 
 
 def _line(error: Exception) -> str:
@@ -185,7 +192,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--packed", action="store_true", help="packed sequences instead of padded rows")
     parser.add_argument("--heads", type=int, help=f"each op's own; on a CPU {CPU_HEADS}")
     parser.add_argument("--head-widths", type=_whole_numbers, help="each op's own; on a CPU 32")
-    parser.add_argument("--taps", default=9, type=int, help="of the convolutions")
+    parser.add_argument("--taps", dest="kernel_size", default=9, type=int, help="of the convolutions")
     parser.add_argument("--features", default=256, type=int, help="of FAVOR+")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--repeats", default=100 if has_gpu else 5, type=int)

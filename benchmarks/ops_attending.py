@@ -1,4 +1,4 @@
-"""The attention ops that benchmarks/ops.py times beside the convolutions: disentangled attention and FAVOR+."""
+"""The attention ops that benchmarks/ops.py times beside the convolutions: short, disentangled and FAVOR+."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -8,6 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bertsmith.ops.attention import BACKENDS as ATTENTION_FORMS
+from bertsmith.ops.attention import attention
+from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.disentangled import BACKENDS as DISENTANGLED_FORMS
 from bertsmith.ops.disentangled import RelativePositions, bucket_slots
 from bertsmith.ops.disentangled import disentangled as disentangled_attention
@@ -30,6 +33,44 @@ SUMS = [Tile(64, 256, 8, 1), Tile(64, 256, 8, 2), Tile(64, 256, 8, 3), Tile(64, 
 SUMS += [Tile(64, 128, 4, 2), Tile(64, 128, 4, 3), Tile(32, 256, 8, 3), Tile(32, 128, 4, 3), Tile(128, 128, 8, 2)]
 
 Table = dict[tuple[int, int], Tile]
+
+
+def short(options: Namespace, length: int, heads: int, head_width: int) -> Case:
+    layout, shape = lying(options, length)
+    joint = numbers(options, *shape, 3, heads, head_width)  # one projection, as in a mixer
+    moved = joint.numel() * joint.element_size() // 3
+
+    def op(joint: Tensor, backend: str) -> Tensor:
+        return attention(*joint.unbind(-3), layout, joint=joint, backend=backend)
+
+    return Case(
+        op=op,
+        tensors=[joint],
+        backends=ATTENTION_FORMS,
+        inputs=AttentionInputs(*joint.unbind(-3), layout, layout, joint=joint),
+        compared=["varlen", "sdpa"] if options.packed else ["sdpa"],
+        forward_bytes=4 * moved,
+        training_bytes=11 * moved,
+        kernels=partial(_short_kernels, op, joint),
+        is_compiled=False,
+        kernel="short",
+    )
+
+
+def _short_kernels(op: Callable[..., Tensor], joint: Tensor) -> dict[str, Tuned]:
+    from bertsmith.ops.attention import short_kernels
+
+    train = training(partial(op, backend="short"), [joint])
+
+    def launch(registers: int | None) -> tuple[Tensor | None, ...]:
+        before, short_kernels.BACKWARD_REGISTERS = short_kernels.BACKWARD_REGISTERS, registers
+        try:
+            return train()
+        finally:
+            short_kernels.BACKWARD_REGISTERS = before
+
+    tries = [{"registers": registers} for registers in (None, 128, 168)]
+    return {"backward": Tuned(launch, tries, now={"registers": short_kernels.BACKWARD_REGISTERS})}
 
 
 def disentangled(options: Namespace, length: int, heads: int, head_width: int) -> Case:

@@ -46,6 +46,8 @@ class Case:
     """Whether the other implementations are also timed compiled."""
     lines: dict[str, Callable[..., Tensor]] = field(default_factory=dict)
     """Other ops on the same tensors by name, for comparison."""
+    kernel: str = "triton"
+    """Name of the implementation that is timed."""
 
 
 def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> Case:

@@ -17,7 +17,7 @@ from bertsmith.ops.disentangled import disentangled
 from bertsmith.ops.sparse import SOFTMAX_ONLY
 
 # backends that need a GPU, dropout, no float64 or no gradients are tested elsewhere
-PARTICULAR_FORMS = ["varlen", "grouped", "triton", "blocks"]
+PARTICULAR_FORMS = ["short", "varlen", "grouped", "triton", "blocks"]
 ATTENDING = {
     "attention": attention,
     "disentangled": partial(disentangled, position_key=None, position_query=None, relative=None),
@@ -141,7 +141,7 @@ def test_op_rejects_backends_of_other_ops() -> None:
 def test_model_rejects_unknown_backends() -> None:
     ids = torch.randint(0, 50, (2, 6))
     with pytest.raises(
-        InputError, match="backend is 'taps'; allowed: auto, grouped, products, reference, sdpa, varlen"
+        InputError, match="backend is 'taps'; allowed: auto, grouped, products, reference, sdpa, short, varlen"
     ):
         tiny_model("bert-tiny")(ids, backend="taps")
     with pytest.raises(InputError, match="backend is 'tabs'; did you mean 'taps'"):

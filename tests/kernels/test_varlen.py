@@ -32,12 +32,12 @@ def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_cau
         assert (fast - truth).norm() / scale <= 1.5 * (rounded - truth).norm() / scale + 4e-3
 
 
-def test_auto_chooses_varlen_for_packed_half_precision() -> None:
+def test_auto_chooses_varlen_for_long_packed_half_precision() -> None:
     from bertsmith.ops.attention import BACKENDS
     from bertsmith.ops.dispatch import choose
 
-    layout = packed_layout([3, 5]).to("cuda")
-    tensors = [torch.randn(8, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    layout = packed_layout([3, 129]).to("cuda")
+    tensors = [torch.randn(132, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     assert choose(BACKENDS, "auto", AttentionInputs(*tensors, layout, layout)) is BACKENDS["varlen"]
     assert choose(BACKENDS, "auto", AttentionInputs(*tensors, layout, layout, dropout=0.1)) is BACKENDS["varlen"]
 

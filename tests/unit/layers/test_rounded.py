@@ -176,7 +176,7 @@ def test_padded_batches_are_refused_while_ranges_are_observed() -> None:
     assert rounding.eval()(vectors, padded).shape == vectors.shape
 
 
-@pytest.mark.parametrize("backend", ["varlen", "grouped", "sdpa", "products"])
+@pytest.mark.parametrize("backend", ["short", "varlen", "grouped", "sdpa", "products"])
 def test_fused_backends_refuse_a_rounded_softmax(backend: str) -> None:
     tokens, layout = projections(3)
     with pytest.raises(InputError, match=f"backend '{backend}' cannot compute this: the parts of the softmax are"):

@@ -138,12 +138,12 @@ def test_equal_scores_give_the_softmax() -> None:
 
 def test_fused_backends_refuse_and_auto_uses_another() -> None:
     tensors, layout = torch.randn(3, 2, 5, 3, 8), SequenceLayout.full(2, 5)
-    for backend in ("sdpa", "varlen"):
+    for backend in ("short", "sdpa", "varlen"):
         with pytest.raises(InputError, match=f"backend '{backend}' cannot compute this: .*the kernel has softmax only"):
             attention(*tensors, layout, sparse=SparseMap(2.0), backend=backend)
     for dropout in (0.0, 0.1):
         assert attention(*tensors, layout, sparse=SparseMap(2.0), dropout=dropout).shape == (2, 5, 3, 8)
-    assert set(BACKENDS) == {"varlen", "grouped", "sdpa", "products", "reference"}
+    assert set(BACKENDS) == {"short", "varlen", "grouped", "sdpa", "products", "reference"}
 
 
 def test_grouped_backend_with_dropout_preserves_the_expectation() -> None:

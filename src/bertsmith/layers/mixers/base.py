@@ -278,14 +278,17 @@ class QueryKeyValueMixer(Mixer):
 
     def _parts(self, hidden_states: Tensor, context: ForwardContext, parts: slice | None = None) -> tuple[Tensor, ...]:
         """Return some of query, key and value, each (…, heads, head_width)."""
-        heads = context.keep_heads or self.heads
-        projected = self.project(hidden_states, WeightSlice(keep_out=context.keep_heads, parts=parts))
-        # (…, parts · heads · head_width) -> parts of (…, heads, head_width)
-        by_part = projected.unflatten(-1, (-1, heads, self.head_width)).unbind(-3)
+        by_part = self._joint(hidden_states, context, parts).unbind(-3)
         if self.project_value is None or parts == QUERY:
             return by_part
         value = self.project_value(hidden_states, WeightSlice(keep_out=context.keep_heads))
-        return *by_part, value.unflatten(-1, (heads, self.value_width))
+        return *by_part, value.unflatten(-1, (-1, self.value_width))
+
+    def _joint(self, hidden_states: Tensor, context: ForwardContext, parts: slice | None = None) -> Tensor:
+        """Return the parts of the joint product, (…, parts, heads, head_width)."""
+        projected = self.project(hidden_states, WeightSlice(keep_out=context.keep_heads, parts=parts))
+        # (…, parts · heads · head_width) -> (…, parts, heads, head_width)
+        return projected.unflatten(-1, (-1, context.keep_heads or self.heads, self.head_width))
 
     def _look_back(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State, SequenceLayout]:
         """Return a step's query, the keys and values it attends to (the memory's, or all so far), and their layout.

@@ -96,7 +96,10 @@ class FullAttention(QueryKeyValueMixer):
         self.softmax: RoundedSoftmax | None = None  # of a model that rounds all tensors
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        query, key, value = self._project(hidden, context)
+        joint = None
+        if context.memory is None and self.rotary is None and self.project_value is None:
+            joint = self._joint(hidden, context)
+        query, key, value = self._project(hidden, context) if joint is None else joint.unbind(-3)
         mixed = attention(
             query,
             key,
@@ -108,6 +111,7 @@ class FullAttention(QueryKeyValueMixer):
             sparse=self._sparse_map(context),
             rounding=self._softmax_rounding(context),
             dropout=self.dropout if self.training else 0.0,
+            joint=joint,
             backend=resolve_backend(BACKENDS, context.backend),
         )
         return self._output(mixed, context)

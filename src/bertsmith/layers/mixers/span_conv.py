@@ -199,7 +199,8 @@ class SpanConv(QueryKeyValueMixer):
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         self.refuse_memory(context)
-        query, key, value, convolved = self._project(hidden, context)
+        joint = self._joint(hidden, context)
+        query, key, value, *_ = parts = joint.unbind(-3)
         attended = attention(
             query,
             key,
@@ -208,9 +209,10 @@ class SpanConv(QueryKeyValueMixer):
             is_causal=self.is_causal or context.is_causal,
             sparse=self._sparse_map(context),
             dropout=self.dropout if self.training else 0.0,
+            joint=joint[..., :3, :, :],
             backend=resolve_backend(BACKENDS, context.backend),
         )
-        convolved = self.kernel.mix(convolved, self.span(query, hidden, context), context)
+        convolved = self.kernel.mix(parts[-1], self.span(query, hidden, context), context)
         return self._output(torch.cat([attended, convolved], dim=-2), context)
 
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:

@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
+from bertsmith.ops.attention import grouped, products, reference, sdpa, short, varlen
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 from bertsmith.ops.rounded_softmax import SoftmaxRounding
 from bertsmith.ops.sparse import SparseMap
 
 BACKENDS: Implementations[AttentionInputs] = {
+    "short": Implementation(short.attention, short.unsupported, short.preferred),
     "varlen": Implementation(varlen.attention, varlen.unsupported),
     "grouped": Implementation(grouped.attention, grouped.unsupported),
     "sdpa": Implementation(sdpa.attention, sdpa.unsupported),
@@ -30,15 +31,18 @@ def attention(
     sparse: SparseMap | None = None,
     rounding: SoftmaxRounding | None = None,
     dropout: float = 0.0,
+    joint: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Return softmax(QKᵀ/√head_width)V over the real tokens of each sequence, in the layout of `query`.
 
     `key_layout` is the layout of key and value in cross-attention; the i-th sequence of queries attends to the i-th
     sequence of keys. With a `window`, a query attends to at most that many tokens on each side. With `sparse`, sparse
-    weights replace the softmax; with `rounding`, its parts are rounded.
+    weights replace the softmax; with `rounding`, its parts are rounded. `joint` is the tensor that query, key and value
+    are slices of, if there is one: kernels then write one gradient for all three.
 
-    Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
+    Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; joint (…,
+    3, heads, head_width).
     """
     inputs = AttentionInputs(
         query,
@@ -51,6 +55,7 @@ def attention(
         window=window,
         sparse=sparse,
         rounding=rounding,
+        joint=joint,
     )
     return choose(BACKENDS, backend, inputs).compute(inputs)
 

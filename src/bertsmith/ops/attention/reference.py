@@ -13,12 +13,16 @@ from bertsmith.ops.sparse import SparseMap, sparse_probabilities
 
 @dataclass(frozen=True)
 class AttentionInputs(QueryKeyValueInputs):
-    """Inputs of attention; with `sparse`, the weights are sparse instead of a softmax, with `rounding`, rounded."""
+    """Inputs of attention; with `sparse`, the weights are sparse instead of a softmax, with `rounding`, rounded.
+
+    `joint`, (…, 3, heads, head_width), holds query, key and value if they are slices of one tensor.
+    """
 
     dropout: float = 0.0
     window: int | None = None
     sparse: SparseMap | None = None
     rounding: SoftmaxRounding | None = None
+    joint: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

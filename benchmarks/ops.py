@@ -4,6 +4,7 @@
     python benchmarks/ops.py --ops disentangled,favor,favor_causal --lengths 512,2048,8192
     python benchmarks/ops.py --ops light_conv,favor --tiles
     python benchmarks/ops.py --ops disentangled --profile
+    python benchmarks/ops.py --ops vocabulary_loss,vocabulary_loss_and_samples --tokens 65536
     TRITON_INTERPRET=1 python benchmarks/ops.py --device cpu --tokens 64 --lengths 32 --repeats 1
 
 Times are medians of device time. On a GPU each implementation is recorded once as a CUDA graph and replayed after the
@@ -26,6 +27,7 @@ from torch import Tensor
 from ops_attending import disentangled, favor
 from ops_cases import Case, Tuned, depthwise, light_conv
 from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
+from ops_vocabulary import vocabulary_loss
 
 DIFFERENCE = 0.01
 """Maximum difference between the gradients of two tiles, relative to their norm, that counts as rounding."""
@@ -46,6 +48,8 @@ OPS = {
     "disentangled": Op(disentangled, 12, (64,)),
     "favor": Op(favor, 12, (64,)),
     "favor_causal": Op(partial(favor, is_causal=True), 12, (64,)),
+    "vocabulary_loss": Op(vocabulary_loss, 1, (64, 128, 768)),
+    "vocabulary_loss_and_samples": Op(partial(vocabulary_loss, samples=True), 1, (64, 128, 768)),
 }
 """Ops by name, with the shapes timed on a GPU."""
 CPU_HEADS, CPU_HEAD_WIDTHS = 2, (32,)
@@ -185,7 +189,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--packed", action="store_true", help="packed sequences instead of padded rows")
     parser.add_argument("--heads", type=int, help=f"each op's own; on a CPU {CPU_HEADS}")
     parser.add_argument("--head-widths", type=_whole_numbers, help="each op's own; on a CPU 32")
-    parser.add_argument("--taps", default=9, type=int, help="of the convolutions")
+    parser.add_argument("--taps", dest="kernel_size", default=9, type=int, help="of the convolutions")
     parser.add_argument("--features", default=256, type=int, help="of FAVOR+")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--repeats", default=100 if has_gpu else 5, type=int)

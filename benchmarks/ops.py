@@ -5,6 +5,7 @@
     python benchmarks/ops.py --ops short --packed --lengths 128 --tokens 65536
     python benchmarks/ops.py --ops light_conv,favor --tiles
     python benchmarks/ops.py --ops disentangled --profile
+    python benchmarks/ops.py --ops vocabulary_loss,vocabulary_loss_and_samples --tokens 65536
     TRITON_INTERPRET=1 python benchmarks/ops.py --device cpu --tokens 64 --lengths 32 --repeats 1
 
 Times are medians of device time. On a GPU each implementation is recorded once as a CUDA graph and replayed after the
@@ -27,6 +28,7 @@ from torch import Tensor
 from ops_attending import disentangled, favor, short
 from ops_cases import Case, Tuned, depthwise, light_conv
 from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
+from ops_vocabulary import vocabulary_loss
 
 DIFFERENCE = 0.01
 """Maximum difference between the gradients of two tiles, relative to their norm, that counts as rounding."""
@@ -48,6 +50,8 @@ OPS = {
     "disentangled": Op(disentangled, 12, (64,)),
     "favor": Op(favor, 12, (64,)),
     "favor_causal": Op(partial(favor, is_causal=True), 12, (64,)),
+    "vocabulary_loss": Op(vocabulary_loss, 1, (64, 128, 768)),
+    "vocabulary_loss_and_samples": Op(partial(vocabulary_loss, samples=True), 1, (64, 128, 768)),
 }
 """Ops by name, with the shapes timed on a GPU."""
 CPU_HEADS, CPU_HEAD_WIDTHS = 2, (32,)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.elementwise import NormConfig
@@ -27,7 +28,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
-from bertsmith.ops import attention, conv, disentangled, favor, multi_linear
+from bertsmith.ops import attention, conv, disentangled, favor, multi_linear, token_loss
 from bertsmith.ops.dispatch import Implementations
 from bertsmith.ops.sparse import SparseMap
 
@@ -287,6 +288,21 @@ def _depthwise(**options: bool) -> OpCase:
     return OpCase(op, conv.DEPTHWISE_BACKENDS, lambda shape: [_numbers(*shape, 6), _numbers(6, 5)])
 
 
+def _token_loss(smoothing: float) -> OpCase:
+    def op(
+        hidden: Tensor, table: Tensor, bias: Tensor, *, layout: SequenceLayout, is_causal: bool, backend: str
+    ) -> Tensor:
+        targets = torch.arange(hidden.shape[:-1].numel()).mul(5).remainder(len(table)).view(hidden.shape[:-1])
+        if layout.is_token is not None:
+            targets = targets.where(layout.is_token, IGNORED)
+        found = token_loss.token_loss(
+            hidden.flatten(0, -2), table, bias, targets.flatten(), smoothing=smoothing, backend=backend
+        )
+        return found.loss.expand(*hidden.shape[:-1], 1)
+
+    return OpCase(op, token_loss.BACKENDS, lambda shape: [_numbers(*shape, 6), _numbers(33, 6), _numbers(33)])
+
+
 OP_CASES: dict[str, OpCase] = {
     "attention": OpCase(attention.attention, attention.BACKENDS, _attended),
     "attention in a window": OpCase(partial(attention.attention, window=2), attention.BACKENDS, _attended),
@@ -310,5 +326,7 @@ OP_CASES: dict[str, OpCase] = {
     "light_conv by token": _light_conv(is_fixed=False),
     "light_conv by token legacy": _light_conv(is_fixed=False, legacy_padding=True),
     "multi_linear": OpCase(multi_linear.multi_linear, multi_linear.BACKENDS, _multi_linear),
+    "token_loss": _token_loss(0.0),
+    "token_loss smoothed": _token_loss(0.1),
     **{f"favor {feature_map}": _favor(feature_map) for feature_map in favor.FEATURE_MAPS},
 }

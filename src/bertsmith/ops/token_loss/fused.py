@@ -23,8 +23,8 @@ from bertsmith.ops.token_loss.reference import (
     wide,
 )
 
-MAX_SCORES = {"cpu": 2**23, "cuda": 2**29}
-"""Scores of one chunk. On a GPU this bounds memory only; on a CPU chunks in the cache take half the time."""
+MAX_SCORES = {"cpu": 2**24, "cuda": 2**29}
+"""Scores of one chunk, which bound its memory; smaller chunks add up the gradient of the table more often."""
 _ALIGNMENT = 64  # matrix units want aligned rows, and the kernel wide loads
 
 

@@ -118,20 +118,19 @@ def _rows(
         inside = tl.arange(0, size)
         again = tl.load(line + selected * size + inside, mask=selected * size + inside < columns, other=0.0)
         exponent = again.to(tl.float32) * inverse_temperature - peak
-        weights = tl.where(selected * size + inside < choices, tl.exp(exponent), 0.0)
-        token, _ = _select(weights, inside, rest)
+        exponent = tl.where(selected * size + inside < choices, exponent, -float("inf"))
+        token, _ = _select(tl.exp(exponent), inside, rest)
         tl.store(samples + row, selected * size + token)
 
     if HAS_GRADIENT:
         # all warps have read `right` and the sample's tile, because they waited for each other in reductions since
         for begin in range(0, columns, size):
             entry = begin + column
-            score = tl.load(line + entry, mask=entry < columns, other=0.0).to(tl.float32)
-            gradient = tl.exp(score - normaliser)
+            loaded = tl.load(line + entry, mask=entry < columns, other=0.0).to(tl.float32)
+            gradient = tl.exp(tl.where(entry < vocabulary, loaded - normaliser, -float("inf")))
             if HAS_SMOOTHING:
-                gradient -= off
+                gradient -= tl.where(entry < vocabulary, off, 0.0)
             gradient = tl.where(entry == target, gradient - on, gradient)
-            gradient = tl.where(entry < vocabulary, gradient, 0.0)
             tl.store(line + entry, gradient.to(scores.dtype.element_ty), mask=entry < columns)
 
 

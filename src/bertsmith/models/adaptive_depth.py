@@ -4,7 +4,7 @@ A token that left after block e is still seen by later tokens in the blocks abov
 becomes a key and a value there (`Block.absorb`), without being computed any further.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -43,8 +43,12 @@ class BlockCounts:
     @property
     def mean(self) -> float | None:
         """Mean number of blocks per token; None before the first token."""
-        total = sum(self.tokens.values())
-        return sum(blocks * count for blocks, count in self.tokens.items()) / total if total else None
+        return mean_blocks(self.tokens) if self.tokens else None
+
+
+def mean_blocks(tokens: Mapping[int, int]) -> float:
+    """Return the mean number of blocks from the numbers of tokens by their blocks."""
+    return sum(blocks * count for blocks, count in tokens.items()) / sum(tokens.values())
 
 
 class ExitPolicy:
@@ -52,6 +56,10 @@ class ExitPolicy:
 
     reads_scores = False
     """Whether `leaves` needs the log-probabilities of the exit."""
+
+    def is_open(self, exit_index: int) -> bool:
+        """Whether any token may leave at an exit; closed ones cost nothing."""
+        return True
 
     def repeat(self, times: int) -> None:
         """Repeat every row, as beam search does."""
@@ -72,22 +80,28 @@ class Confidence(ExitPolicy):
 
     reads_scores = True
 
-    def __init__(self, thresholds: tuple[float, ...]) -> None:
-        self.thresholds = thresholds
+    def __init__(self, rule: DepthRule) -> None:
+        self.rule = rule
+
+    def is_open(self, exit_index: int) -> bool:
+        return self.rule.is_open(exit_index)
 
     def leaves(self, exit_index: int, hidden: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
         assert scores is not None
-        return scores.amax(-1).exp() > self.thresholds[exit_index]
+        return scores.amax(-1).exp() > self.rule.thresholds[exit_index]
 
 
 class Geometric(ExitPolicy):
     """Leave if the probability of stopping is large enough."""
 
-    def __init__(self, chooser: GeometricChooser, thresholds: tuple[float, ...]) -> None:
-        self.chooser, self.thresholds = chooser, thresholds
+    def __init__(self, chooser: GeometricChooser, rule: DepthRule) -> None:
+        self.chooser, self.rule = chooser, rule
+
+    def is_open(self, exit_index: int) -> bool:
+        return self.rule.is_open(exit_index)
 
     def leaves(self, exit_index: int, hidden: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
-        return self.chooser.stop_scores(exit_index, hidden).sigmoid() > self.thresholds[exit_index]
+        return self.chooser.stop_scores(exit_index, hidden).sigmoid() > self.rule.thresholds[exit_index]
 
 
 class BySequence(ExitPolicy):
@@ -130,7 +144,8 @@ class AdaptiveSteps(Steps):
     def __init__(self, model: Seq2Seq, memory: Memory, policy: ExitPolicy, counts: BlockCounts) -> None:
         super().__init__(model.decoder, model.scores, memory, table=model.borrowed_table)
         self.model, self.policy, self.counts = model, policy, counts
-        self.exits = {layer: index for index, layer in enumerate(decoder_exits_config(model).layers)}
+        layers = decoder_exits_config(model).layers
+        self.exits = {layer: index for index, layer in enumerate(layers) if policy.is_open(index)}
         self.skipped: Tensor | None = None
         self.pending: list[list[Tensor]] = [[] for _ in self.blocks]
         """Inputs of each block that its decoding states lack, in order: (rows, tokens, width)."""
@@ -275,11 +290,11 @@ def make_policy(model: Seq2Seq, exits: DecoderExits, rule: DepthRule, memory: Me
     """Return the policy of one batch; the chooser was decided when the model was built."""
     chooser = exits.chooser
     if isinstance(chooser, GeometricChooser):
-        return Geometric(chooser, rule.thresholds)
+        return Geometric(chooser, rule)
     penalties = depth_penalties(model, rule, memory.hidden_states.device)
     if isinstance(chooser, MultinomialChooser):
         return Multinomial(chooser, penalties)
     if isinstance(chooser, SequenceChooser):
         means = memory.layout.means(memory.hidden_states)
         return BySequence((chooser.log_probabilities(means, means, ()) - penalties).argmax(-1))
-    return Confidence(rule.thresholds)
+    return Confidence(rule)

@@ -417,7 +417,7 @@ def run_decoder_exits(run: ShrinkRun, settings: DecoderExitSettings, tables: Tas
         if ended is not None:
             return ended
         before = require_decoder(settings.model.load(allows_decoder=True)).to(device_type(run.device))
-        _, score_before, _ = DepthEvaluator(task, dev, settings.leave.examples).score(before.translate)
+        score_before = DepthEvaluator(task, dev, settings.leave.examples).decode(before.translate).score
         chosen = choose_depth(settings, require_decoder(trainer.model), dev, score_before, print_plain)
         run.write(settings, trainer.model.cpu())
         result = folder.finish(

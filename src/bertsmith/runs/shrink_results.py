@@ -318,14 +318,23 @@ def print_exits(measure: str, chosen: ChosenExits, out: Path) -> None:
 def print_depth(chosen: ChosenDepth, out: Path) -> None:
     """Print the table of rules and the chosen one."""
     title = f"dev ({chosen.examples} rows): {chosen.metric}; all {chosen.blocks} blocks: {chosen.full_score:.2f}"
-    table = Table("blocks", "score", "texts/s", "", title=title)
+    table = Table("blocks", "score", f"loss, {chosen.confidence:.0%}", "saved", "texts/s", "", title=title)
     for index, row in enumerate(chosen.table):
-        mark = "chosen" if index == chosen.chosen_index else ""
-        table.add_row(f"{row.mean_blocks:.2f}", f"{row.score:.2f}", f"{row.texts_per_second:.1f}", mark)
+        table.add_row(
+            f"{row.mean_blocks:.2f}",
+            f"{row.score:.2f}",
+            f"≤ {row.loss_bound:.2f}",
+            f"{1 - row.flops / chosen.full_flops:.1%}",
+            f"{row.texts_per_second:.1f}",
+            "chosen" if index == chosen.chosen_index else "",
+        )
     Console().print(table)
     scores = ", ".join(f"{score:.2f} after {block}" for block, score in chosen.exit_scores.items())
     print_plain(f"all tokens at one exit: {scores}; before the exits were trained: {chosen.score_before:.2f}")
-    outcome = "no rule saves blocks within the tolerance, so all blocks are computed"
+    outcome = (
+        f"no rule saves operations and loses at most {chosen.tolerance:g} with {chosen.confidence:.0%} confidence, so "
+        "all blocks are computed"
+    )
     if chosen.rule is not None:
         outcome = (
             f"{chosen.metric} {chosen.score:.2f} with {chosen.mean_blocks:.2f} blocks per token, "

@@ -4,7 +4,7 @@ add exits -> aligned training -> observe all exits on dev -> search rules for se
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -24,15 +24,19 @@ from bertsmith.models.adaptive_depth import (
     BlockCounts,
     BySequence,
     decoder_exits_config,
+    mean_blocks,
     set_depth_rule,
 )
 from bertsmith.models.attach_heads import fit_heads
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.models.heads.decoder_exits import Choose, DecoderExits, DecoderExitsConfig, DepthRule, GeometricChooser
 from bertsmith.models.seq2seq import Seq2Seq, Steps
 from bertsmith.objectives.depth import DepthLearning, OracleConfig, exit_scores, teacher_forced
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkSettings
+from bertsmith.tasks.base import Evaluation
+from bertsmith.tasks.metrics.base import loss_bounds
 from bertsmith.tasks.translation import BATCH_SIZE, Translation
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
@@ -59,15 +63,18 @@ class DepthRuleConfig(Record):
     """Selection of the rule on dev."""
 
     blocks: float | None = Field(default=None, gt=0)
-    """Maximum mean number of decoder blocks per token; None for the smallest within the tolerance."""
+    """Maximum mean number of decoder blocks per token; None for the fewest operations within the tolerance."""
     tolerance: float = Field(default=0.5, ge=0)
     """Maximum loss of score, in points, without `blocks`."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Probability with which the loss on new text is within the tolerance, by a bootstrap over dev for all rules at
+    once."""
     budgets: tuple[float, ...] = ()
     """Mean numbers of blocks to search rules for; empty for a default range."""
     candidates: int = Field(default=2000, gt=0)
     """Random thresholds that are tried for the budgets."""
-    examples: int = Field(default=256, ge=0)
-    """Rows of dev that are decoded with every rule; 0 for all."""
+    examples: int = Field(default=2000, ge=0)
+    """Rows of dev that are decoded with every rule; 0 for all. With few rows the bounds are wide."""
 
 
 class DecoderExitSettings(ShrinkSettings):
@@ -249,8 +256,13 @@ class DepthScore(Record):
 
     rule: DepthRule
     score: float
+    loss_bound: float
+    """Upper confidence bound of the score that the rule loses against all blocks; the bounds of all rules hold
+    together."""
     mean_blocks: float
     """Mean decoder blocks per token."""
+    flops: float
+    """Estimated FLOP of the decoder per token: the blocks and the products with the vocabulary."""
     texts_per_second: float
 
 
@@ -261,9 +273,13 @@ class ChosenDepth:
     metric: str
     score: float
     mean_blocks: float
+    flops: float
     texts_per_second: float
+    loss_bound: float | None = field(metadata={"nullable": True})
+    """None if all blocks are computed."""
     full_score: float
     """Score with all blocks."""
+    full_flops: float
     full_texts_per_second: float
     score_before: float
     """Score of the fine-tuned model, before the exits were trained."""
@@ -277,6 +293,20 @@ class ChosenDepth:
     """Index of the chosen rule in `table`."""
     examples: int
     """Rows of dev that were decoded."""
+    tolerance: float
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Dev decoded in one way."""
+
+    evaluation: Evaluation
+    texts_per_second: float
+
+    @property
+    def score(self) -> float:
+        return self.evaluation.score
 
 
 class DepthEvaluator:
@@ -287,13 +317,13 @@ class DepthEvaluator:
         step = max(1, len(examples) // limit) if limit else 1
         self.examples = list(examples)[::step][: limit or None]
 
-    def score(self, translate: Callable[..., list[str]], **options: Any) -> tuple[str, float, float]:
-        """Return metric, score and texts per second."""
+    def decode(self, translate: Callable[..., list[str]], **options: Any) -> Decoded:
+        """Translate and score the rows."""
         texts, start = [example.text for example in self.examples], time.perf_counter()
         outputs = translate(texts, self.task.generation, batch_size=BATCH_SIZE, **options)
         seconds = time.perf_counter() - start
         evaluation = self.task.evaluate(self.examples, [{"answer": output} for output in outputs])
-        return evaluation.metric, evaluation.score, len(texts) / seconds
+        return Decoded(evaluation, len(texts) / seconds)
 
 
 def fixed_exit(model: Seq2Seq, exit_index: int) -> Callable[[Memory], Steps]:
@@ -319,30 +349,52 @@ def choose_depth(
     evaluator = DepthEvaluator(settings.translation, examples, leave.examples)
     pairs = settings.translation.pairs(examples, model, settings.sequences)
     observed = observe_exits(model, pairs, settings.sequences)
-    rules = search_rules(observed, depth_budgets(leave, observed.layers), leave.candidates, settings.run.seed)
-    metric, full_score, full_speed = evaluator.score(model.translate)
-    say(f"all {depth} blocks: {metric} {full_score:.2f}")
-    by_exit = {}
+    full = evaluator.decode(model.translate)
+    metric = full.evaluation.metric
+    say(f"all {depth} blocks: {metric} {full.score:.2f}")
+    rules, decoded, tokens, by_exit = [], [], [], {}
     for index, layer in enumerate(config.layers):
-        _, by_exit[str(layer)], _ = evaluator.score(model.translate, begin=fixed_exit(model, index))
-        say(f"block {layer} alone: {metric} {by_exit[str(layer)]:.2f}")
-    table = []
-    for rule in rules:
+        alone = evaluator.decode(model.translate, begin=fixed_exit(model, index))
+        by_exit[str(layer)] = alone.score
+        say(f"block {layer} alone: {metric} {alone.score:.2f}")
+        if observed.has_thresholds:  # a fixed depth is a rule, too
+            rules.append(DepthRule.only(index, len(config.layers)))
+            decoded.append(alone)
+            tokens.append({layer: 1})
+    for rule in search_rules(observed, depth_budgets(leave, observed.layers), leave.candidates, settings.run.seed):
         runner = AdaptiveTranslator(model, rule)
-        _, score, speed = evaluator.score(runner.translate)
-        mean = float(runner.mean_layers or depth)
-        table.append(DepthScore(rule=rule, score=score, mean_blocks=mean, texts_per_second=speed))
-        say(f"{mean:.2f} blocks: {metric} {score:.2f}")
-    chosen_index = best_depth(table, full_score, leave, depth)
+        rules.append(rule)
+        decoded.append(evaluator.decode(runner.translate))
+        tokens.append(runner.counts.tokens)
+        say(f"{runner.counts.mean or depth:.2f} blocks: {metric} {decoded[-1].score:.2f}")
+    evaluations = [one.evaluation for one in decoded]
+    bounds = loss_bounds(full.evaluation, evaluations, len(evaluator.examples), level=leave.confidence)
+    length = round(float(pairs.lengths[1].mean()))
+    full_flops = decoding_flops(model.config, None, {depth: 1}, length)
+    table = [
+        DepthScore(
+            rule=rule,
+            score=one.score,
+            loss_bound=bound,
+            mean_blocks=mean_blocks(by_blocks),
+            flops=decoding_flops(model.config, rule, by_blocks, length),
+            texts_per_second=one.texts_per_second,
+        )
+        for rule, one, by_blocks, bound in zip(rules, decoded, tokens, bounds, strict=True)
+    ]
+    chosen_index = best_depth(table, full_flops, leave)
     chosen = None if chosen_index is None else table[chosen_index]
     set_depth_rule(model, None if chosen is None else chosen.rule)
     return ChosenDepth(
         metric=metric,
-        score=full_score if chosen is None else chosen.score,
+        score=full.score if chosen is None else chosen.score,
         mean_blocks=float(depth) if chosen is None else chosen.mean_blocks,
-        texts_per_second=full_speed if chosen is None else chosen.texts_per_second,
-        full_score=full_score,
-        full_texts_per_second=full_speed,
+        flops=full_flops if chosen is None else chosen.flops,
+        texts_per_second=full.texts_per_second if chosen is None else chosen.texts_per_second,
+        loss_bound=None if chosen is None else chosen.loss_bound,
+        full_score=full.score,
+        full_flops=full_flops,
+        full_texts_per_second=full.texts_per_second,
         score_before=score_before,
         blocks=depth,
         exit_scores=by_exit,
@@ -350,7 +402,28 @@ def choose_depth(
         table=tuple(table),
         chosen_index=chosen_index,
         examples=len(evaluator.examples),
+        tolerance=leave.tolerance,
+        confidence=leave.confidence,
     )
+
+
+def decoding_flops(config: ModelConfig, rule: DepthRule | None, tokens: Mapping[int, int], length: int) -> float:
+    """Return the estimated FLOP of the decoder per token, from the numbers of tokens by their blocks.
+
+    With confidence every open exit on a token's way multiplies by the vocabulary, otherwise only the one it leaves by.
+    """
+    decoder = config.decoder
+    assert decoder is not None
+    exits = next(head for head in config.heads if isinstance(head, DecoderExitsConfig))
+    products = []
+    if rule is not None and exits.choose == "confidence":
+        products = [layer for index, layer in enumerate(exits.layers) if rule.is_open(index)]
+    product = 2 * decoder.embedding_width * decoder.vocabulary
+    total = 0.0
+    for blocks, count in tokens.items():
+        own = decoder.changed(layers=decoder.layers[:blocks]).flops(length)
+        total += count * (own + product * (sum(layer <= blocks for layer in products) + (blocks not in products)))
+    return total / sum(tokens.values())
 
 
 def depth_budgets(leave: DepthRuleConfig, layers: Sequence[int]) -> list[float]:
@@ -363,20 +436,18 @@ def depth_budgets(leave: DepthRuleConfig, layers: Sequence[int]) -> list[float]:
     return [float(each) for each in np.linspace(layers[0], layers[-1], 8)[1:-1]]
 
 
-def best_depth(rows: Sequence[DepthScore], full_score: float, leave: DepthRuleConfig, depth: int) -> int | None:
-    """Return the index of the chosen rule: the best within the budget, or the cheapest within the tolerance."""
+def best_depth(rows: Sequence[DepthScore], full_flops: float, leave: DepthRuleConfig) -> int | None:
+    """Return the index of the chosen rule: the best within the budget, or the cheapest surely within the tolerance."""
     if leave.blocks is not None:
         fitting = [index for index, row in enumerate(rows) if row.mean_blocks <= leave.blocks]
         if not fitting:
+            nearest = f"; the nearest has {min(row.mean_blocks for row in rows):.2f}" if rows else ""
             raise InputError(
-                f"leave.blocks is {leave.blocks:g}, but no rule decodes dev with so few; the nearest has "
-                f"{min((row.mean_blocks for row in rows), default=depth):.2f}: raise leave.blocks"
+                f"leave.blocks is {leave.blocks:g}, but no rule decodes dev with so few{nearest}: raise leave.blocks"
             )
         return max(fitting, key=lambda index: rows[index].score)
-    good = [
-        index for index, row in enumerate(rows) if row.score >= full_score - leave.tolerance and row.mean_blocks < depth
-    ]
-    return min(good, key=lambda index: rows[index].mean_blocks, default=None)
+    good = [index for index, row in enumerate(rows) if row.loss_bound <= leave.tolerance and row.flops < full_flops]
+    return min(good, key=lambda index: rows[index].flops, default=None)
 
 
 def explain_decoder_exits(settings: DecoderExitSettings, model: Seq2Seq) -> dict[str, str]:

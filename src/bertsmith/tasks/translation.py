@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import ClassVar, Literal, NoReturn
 
@@ -26,7 +27,7 @@ from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, Example, RowData, Task, is_blank
-from bertsmith.tasks.metrics.base import main_metric
+from bertsmith.tasks.metrics.base import evaluate_metrics
 from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
@@ -162,14 +163,16 @@ class Translation(PairTask[TextExample]):
 
     def evaluate(self, examples: Sequence[TextExample], answers: Sequence[AnswerData]) -> Evaluation:
         hypotheses, references = [answer["answer"] for answer in answers], [self.gold(example) for example in examples]
-        hits = sum(a.strip() == b.strip() for a, b in zip(hypotheses, references, strict=True))
-        metrics = {"exact_match": 100 * hits / len(references)}
+        hits = [a.strip() == b.strip() for a, b in zip(hypotheses, references, strict=True)]
+        metrics: dict[str, Callable[..., float]] = {"exact_match": lambda hits, *_: 100 * float(np.mean(hits))}
+        arrays: tuple[np.ndarray, ...] = (np.array(hits),)
         details: dict[str, object] = {}
-        scored = bleu(hypotheses, references)
-        if scored is not None:
-            metrics, details = {"bleu": scored[0], **metrics}, {"signature": scored[1]}
+        if has_bleu():
+            counts, details["signature"] = bleu_counts(hypotheses, references)
+            metrics = {"bleu": lambda _, counts: corpus_bleu(counts), **metrics}
+            arrays = (*arrays, counts)
         details |= {"search": self.generation.plain(), "source": self.source, "target": self.target}
-        return Evaluation(main_metric(self.metric, metrics), metrics, details=details)
+        return replace(evaluate_metrics(metrics, arrays, self.metric), details=details)
 
     def pair_texts(self, example: TextExample) -> tuple[str, str]:
         return example.text, str(example.pair)
@@ -227,12 +230,34 @@ def has_bleu() -> bool:
     return find_spec("sacrebleu") is not None
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str] | None:
-    """Return corpus BLEU by sacrebleu's defaults (13a, mixed case) and its signature; None if it is not installed."""
-    if not has_bleu():
-        return None
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[np.ndarray, str]:
+    """Return the sufficient statistics of BLEU by sacrebleu's defaults (13a, mixed case), and its signature.
+
+    Shape: (sentences, 10): matching and all n-grams of orders 1 to 4, lengths of hypothesis and reference.
+    """
     from sacrebleu.metrics import BLEU
 
     metric = BLEU()
-    score = float(metric.corpus_score(list(hypotheses), [list(references)]).score)
-    return score, str(metric.get_signature())
+    counts = []
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        one = metric.corpus_score([hypothesis], [[reference]])
+        counts.append([*one.counts, *one.totals, one.sys_len, one.ref_len])
+    return np.array(counts), str(metric.get_signature())
+
+
+def corpus_bleu(counts: np.ndarray) -> float:
+    """Return BLEU of all sentences whose statistics are given: (sentences, 10)."""
+    from sacrebleu.metrics import BLEU
+
+    *ngrams, hypothesis_length, reference_length = counts.sum(0).tolist()
+    return float(
+        BLEU.compute_bleu(ngrams[:4], ngrams[4:], hypothesis_length, reference_length, smooth_method="exp").score
+    )
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str] | None:
+    """Return corpus BLEU and its signature; None if sacrebleu is not installed."""
+    if not has_bleu():
+        return None
+    counts, signature = bleu_counts(hypotheses, references)
+    return corpus_bleu(counts), signature

@@ -44,9 +44,9 @@ SEARCHES = {
 VARIANTS = [
     "full", "pre-norm", "rotary window", "favor", "dynamic_conv", "span_conv", "long_short", "multi_linear",
 ]  # fmt: skip
-NEVER = {
-    "confidence": DepthRule(thresholds=(1.0,) * 3),
-    "geometric": DepthRule(thresholds=(1.0,) * 3),
+NEVER = {  # the exits are open, but no probability of a random network is that large
+    "confidence": DepthRule(thresholds=(0.999999,) * 3),
+    "geometric": DepthRule(thresholds=(0.999999,) * 3),
     "sequence": DepthRule(depth_penalty=-1e6),
     "multinomial": DepthRule(depth_penalty=-1e6),
 }

@@ -49,7 +49,11 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert set(result["exit_scores"]) == {"1", "2"}
     assert result["mean_blocks"] <= 2.5
     assert result["examples"] == 8
-    assert result["table"][0].keys() == {"rule", "score", "mean_blocks", "texts_per_second"}
+    assert result["table"][0]["rule"]["thresholds"] == [0.0, 1.0]
+    assert all(row["loss_bound"] >= result["full_score"] - row["score"] for row in result["table"])
+    assert all(row["flops"] > 0 for row in result["table"])
+    assert result["loss_bound"] in [row["loss_bound"] for row in result["table"]]
+    assert result["confidence"] == 0.95
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert {"next_token_accuracy", "next_token_accuracy_1", "next_token_accuracy_2"} <= log[0].keys()
     assert not (run / "checkpoints").exists()
@@ -81,7 +85,8 @@ def test_trained_choosers(choose: str, model: Path, pairs_folder: Path, tmp_path
 
 
 def test_no_rule_within_the_tolerance_computes_all_blocks(model: Path, pairs_folder: Path, tmp_path: Path) -> None:
-    exits(model, pairs_folder, tmp_path / "out", "leave.budgets=[0.5]")  # below the first exit: no candidates
+    # below the first exit: no candidates
+    exits(model, pairs_folder, tmp_path / "out", "exits.choose=sequence", "leave.budgets=[0.5]")
     assert decoder_exits_config(bertsmith.load(tmp_path / "out")).rule is None
     assert isinstance(Predictor.load(tmp_path / "out").model, Seq2Seq)
 

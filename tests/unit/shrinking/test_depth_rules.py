@@ -6,15 +6,18 @@ import torch
 from cases import tiny_model
 
 from bertsmith.errors import InputError
+from bertsmith.models.adaptive_depth import BlockCounts, adaptive_steps
 from bertsmith.models.heads.decoder_exits import DepthRule
-from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.shrinking.decoder_exits import (
     DecoderExitSettings,
     DepthRuleConfig,
     DepthScore,
     ObservedExits,
     best_depth,
+    decoding_flops,
     depth_budgets,
+    fixed_exit,
     search_rules,
     with_decoder_exits,
 )
@@ -69,30 +72,82 @@ def test_default_budgets() -> None:
     assert 1 < budgets[0] < budgets[-1] < 4
 
 
-def _row(score: float, blocks: float) -> DepthScore:
-    return DepthScore(rule=DepthRule(), score=score, mean_blocks=blocks, texts_per_second=1.0)
+def _row(score: float, loss_bound: float, blocks: float, flops: float) -> DepthScore:
+    return DepthScore(
+        rule=DepthRule(), score=score, loss_bound=loss_bound, mean_blocks=blocks, flops=flops, texts_per_second=1.0
+    )
 
 
-def test_best_depth() -> None:
-    rows = [_row(30.0, 1.5), _row(33.8, 2.5), _row(34.1, 3.0), _row(35.0, 4.0)]
-    assert best_depth(rows, 34.0, DepthRuleConfig(tolerance=0.5), 4) == 1
-    assert best_depth(rows, 34.0, DepthRuleConfig(tolerance=5), 4) == 0
-    assert best_depth(rows, 38.0, DepthRuleConfig(tolerance=0.5), 4) is None
-    assert best_depth(rows, 34.0, DepthRuleConfig(blocks=3.5), 4) == 2
+def test_cheapest_rule_that_is_surely_within_the_tolerance() -> None:
+    # full score 34: the second row loses 0.2 but may lose 0.9, the third saves blocks but no operations
+    rows = [_row(30.0, 4.7, 1.5, 3e6), _row(33.8, 0.9, 2.5, 4e6), _row(34.1, 0.4, 3.5, 9e6), _row(33.9, 0.5, 3.0, 5e6)]
+    assert best_depth(rows, 8e6, DepthRuleConfig(tolerance=0.5)) == 3
+    assert best_depth(rows, 8e6, DepthRuleConfig(tolerance=5)) == 0
+    assert best_depth(rows, 8e6, DepthRuleConfig(tolerance=0.3)) is None
+    assert best_depth(rows, 4e6, DepthRuleConfig(tolerance=0.5)) is None
+    assert best_depth(rows, 8e6, DepthRuleConfig(blocks=3.2)) == 3
     with pytest.raises(InputError, match=r"nearest has 1\.50"):
-        best_depth(rows, 34.0, DepthRuleConfig(blocks=1.2), 4)
+        best_depth(rows, 8e6, DepthRuleConfig(blocks=1.2))
+
+
+def with_exits(**exits: object) -> Seq2Seq:
+    """Return a tiny model of three blocks with exits after the first two."""
+    model = tiny_model("transformer-tiny", layers=3)
+    assert isinstance(model, Seq2Seq)
+    settings = {"model": "base", "task": {"kind": "translation"}, "exits": {"layers": [1, 2], **exits}}
+    return with_decoder_exits(model, DecoderExitSettings.parse(settings))
+
+
+def test_operations_count_blocks_and_products_with_the_vocabulary() -> None:
+    confidence, geometric = with_exits().config, with_exits(choose="geometric").config
+    decoder = confidence.decoder
+    assert decoder is not None
+    block = decoder.changed(layers=decoder.layers[:1]).flops(10)
+    product = 2 * decoder.width * decoder.vocabulary
+    tokens = {1: 3, 2: 1, 3: 4}
+    blocks = (3 * 1 + 1 * 2 + 4 * 3) / 8 * block
+    both = decoding_flops(confidence, DepthRule(thresholds=(0.5, 0.5)), tokens, 10)
+    assert both == pytest.approx(blocks + (3 * 1 + 1 * 2 + 4 * 3) / 8 * product)
+    first = decoding_flops(confidence, DepthRule(thresholds=(0.5, 1.0)), {1: 3, 3: 5}, 10)
+    assert first == pytest.approx((3 * 1 + 5 * 3) / 8 * block + (3 * 1 + 5 * 2) / 8 * product)
+    one_each = decoding_flops(geometric, DepthRule(thresholds=(0.5, 0.5)), tokens, 10)
+    assert one_each == pytest.approx(blocks + product)
+    assert decoding_flops(confidence, None, {3: 1}, 10) == pytest.approx(3 * block + product)
+
+
+def test_sequences_leave_at_a_fixed_exit_by_a_rule() -> None:
+    model = with_exits().float().eval()
+    source = torch.tensor([[5, 6, 7], [8, 9, 3]])
+    search = GenerationConfig(method="greedy", extra_length=4)
+    for index in range(2):
+        counts = BlockCounts()
+        by_rule = adaptive_steps(model, DepthRule.only(index, 2), counts)
+        assert model.generate(source, None, search, start=1, end=2, begin=by_rule) == model.generate(
+            source, None, search, start=1, end=2, begin=fixed_exit(model, index)
+        )
+        assert counts.mean == index + 1
+
+
+def test_closed_exits_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_exits().float().eval()
+    scored: list[int] = []
+    exit_scores = model.exit_scores
+    monkeypatch.setattr(model, "exit_scores", lambda layer, states: scored.append(layer) or exit_scores(layer, states))
+    for thresholds, expected in (((1.0, 1.0), set()), ((1.0, 0.0), {2}), ((0.999, 1.0), {1})):
+        scored.clear()
+        begin = adaptive_steps(model, DepthRule(thresholds=thresholds), BlockCounts())
+        model.generate(torch.tensor([[5, 6, 7]]), None, GenerationConfig(method="greedy"), start=1, end=2, begin=begin)
+        assert set(scored) == expected
 
 
 def test_another_chooser_keeps_trained_exits() -> None:
-    model = tiny_model("transformer-tiny", layers=3)
-    assert isinstance(model, Seq2Seq)
+    model = with_exits(choose="geometric")
 
     def add_exits(model: Seq2Seq, **exits: object) -> Seq2Seq:
         return with_decoder_exits(
             model, DecoderExitSettings.parse({"model": "base", "task": {"kind": "translation"}, "exits": exits})
         )
 
-    model = add_exits(model, layers=[1, 2], choose="geometric")
     with torch.no_grad():
         model.heads["decoder_exits"].by_layer["2"].norm.weight.fill_(3.0)
     model = add_exits(model, layers=[1, 2], choose="confidence")

@@ -23,9 +23,18 @@ class DepthRule(Record):
 
     thresholds: tuple[float, ...] = ()
     """One number per exit, with choose = "confidence" or "geometric": a token leaves if the largest probability, or the
-    probability of stopping, is above it."""
+    probability of stopping, is above it. 1 closes an exit: it is not computed."""
     depth_penalty: float = 0.0
     """With choose = "sequence" or "multinomial": the exit of largest log q(n) - depth_penalty · blocks is taken."""
+
+    @classmethod
+    def only(cls, exit_index: int, exits: int) -> "DepthRule":
+        """Return the thresholds with which all tokens leave at one exit."""
+        return cls(thresholds=tuple(0.0 if index == exit_index else 1.0 for index in range(exits)))
+
+    def is_open(self, exit_index: int) -> bool:
+        """Whether tokens may leave at an exit with a threshold."""
+        return self.thresholds[exit_index] < 1
 
 
 class DecoderExitsConfig(HeadConfig):

@@ -1,6 +1,6 @@
 """Evaluate tables of metrics and compute bootstrap confidence intervals."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -50,3 +50,36 @@ def confidence_interval(
         return None
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def loss_bounds(
+    full: Evaluation,
+    others: Sequence[Evaluation],
+    examples: int,
+    *,
+    level: float,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> list[float]:
+    """Return upper confidence bounds of how much lower the others score than `full`; with probability `level` all hold.
+
+    A paired bootstrap: all systems are scored on the same resampled examples. Because the bounds hold jointly, that of
+    a system that was picked for its bound or score holds as well. bound = loss + c · deviation of the loss, where c is
+    the `level` quantile of the largest (loss - resampled loss) / deviation of all systems.
+    """
+    if not others:
+        return []
+    systems = [full, *others]
+    measures = [system.measure for system in systems if system.measure is not None]
+    if len(measures) < len(systems):
+        raise ValueError(f"{full.metric} has no measure of resampled examples")
+    generator = np.random.default_rng(seed)
+    drawn = [generator.integers(examples, size=examples) for _ in range(resamples)]
+    scores = np.array([[measure(chosen) for measure in measures] for chosen in drawn])  # (resamples, systems)
+    resampled = scores[:, :1] - scores[:, 1:]
+    losses = np.array([full.score - other.score for other in others])
+    deviations = resampled.std(axis=0)
+    # a system with the answers of `full` has loss 0 on every resample
+    ratios = (losses - resampled) / np.where(deviations > 0, deviations, 1)
+    factor = np.quantile(ratios.max(axis=1), level)
+    return [float(each) for each in losses + factor * deviations]

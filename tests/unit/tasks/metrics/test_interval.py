@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.base import Evaluation
-from bertsmith.tasks.metrics.base import confidence_interval
+from bertsmith.tasks.metrics.base import confidence_interval, loss_bounds
 from bertsmith.tasks.metrics.classes import evaluate_classes
 
 
@@ -68,3 +68,43 @@ def test_undefined_resamples_are_ignored() -> None:
     assert interval is not None
     assert 1.0 < interval[0] < interval[1] < 3.0
     assert confidence_interval(Evaluation("mean", {"mean": 2.0}, lambda _: math.nan), 3) is None
+
+
+def test_loss_bounds_hold_together_at_their_level() -> None:
+    generator = np.random.default_rng(4)
+    true_losses = np.array([0.0, 0.2, 0.5, 0.5, 1.0])
+    held, single = 0, 0
+    for _ in range(200):
+        texts = generator.normal(30, 10, size=(80, 1))  # what makes a text hard is shared by all systems
+        scores = texts - true_losses + generator.normal(0, 2, size=(80, 5))
+        full, *others = (mean_evaluation(column) for column in np.hstack([texts, scores]).T)
+        bounds = np.array(loss_bounds(full, others, 80, level=0.9, resamples=200))
+        held += bool((true_losses <= bounds).all())
+        single += true_losses[0] <= bounds[0]
+    assert 170 <= held <= 192
+    assert single > held
+
+
+def test_paired_bounds_are_narrower_than_the_spread_of_scores() -> None:
+    generator = np.random.default_rng(5)
+    texts = generator.normal(30, 10, size=500)
+    full, other = mean_evaluation(texts), mean_evaluation(texts - generator.normal(0.1, 0.5, size=500))
+    (bound,) = loss_bounds(full, [other], 500, level=0.95)
+    loss = full.score - other.score
+    assert bound - loss == pytest.approx(1.645 * 0.5 / math.sqrt(500), rel=0.2)
+    assert loss_bounds(full, [full], 500, level=0.95) == [0.0]
+    assert loss_bounds(full, [], 500, level=0.95) == []
+
+
+def test_more_candidates_widen_the_bounds() -> None:
+    generator = np.random.default_rng(6)
+    texts = generator.normal(30, 10, size=200)
+    full = mean_evaluation(texts)
+    others = [mean_evaluation(texts + generator.normal(0, 2, size=200)) for _ in range(20)]
+    (alone,) = loss_bounds(full, others[:1], 200, level=0.95)
+    assert loss_bounds(full, others, 200, level=0.95)[0] > alone
+
+
+def test_bounds_need_a_score_of_resampled_examples() -> None:
+    with pytest.raises(ValueError, match="no measure"):
+        loss_bounds(Evaluation("mean", {"mean": 1.0}), [Evaluation("mean", {"mean": 1.0})], 3, level=0.9)

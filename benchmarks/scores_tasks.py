@@ -116,8 +116,8 @@ def finetuned(run: Run) -> dict[str, Any]:
         progress = made.trainer.run()
         if not made.trainer.is_finished:
             raise InputError(f"stopped after step {progress.step}: no metrics")
-        evaluation, _ = made.evaluate()
-    is_degenerate = has_constant_answers(data.settings.task, made.judge.examples, made.judge.answers)
+        evaluation, answers = made.evaluate()
+    is_degenerate = has_constant_answers(data.settings.task, data.dev, answers)
     metrics = {
         "metrics": {name: round(value, 4) for name, value in evaluation.metrics.items()},
         "is_degenerate": is_degenerate,
@@ -131,7 +131,7 @@ def finetuned(run: Run) -> dict[str, Any]:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # for the other processes
-    shown = " ".join(f"{name} {metrics['figures'][name]:.2f}" for name in TASKS[record["task"]].metrics)
+    shown = " ".join(f"{name} {metrics['metrics'][name]:.2f}" for name in TASKS[record["task"]].metrics)
     return {**metrics, "message": shown + (", constant prediction" if is_degenerate else "")}
 
 

@@ -1,6 +1,8 @@
 """`bertsmith encode` and `bertsmith fill-mask`: vectors of texts, and the words that a model expects at masks."""
 
+import json
 import time
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from bertsmith.runs.predict import WINDOW_ROWS, format_answer
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files, read_documents
 
-ARRAY, TABLE = "vectors.npy", "vectors.parquet"
+ARRAY, ROWS, TABLE = "vectors.npy", "vectors.jsonl", "vectors.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def encode(
     out: OutFlag[Path | None] = None,
     field: str = "text",
     normalize: bool = False,
-    format: Literal["npy", "parquet"] = "npy",
+    format: Literal["npy", "jsonl", "parquet"] = "npy",
     device: Device = "auto",
     precision: InferencePrecision = "auto",
     ray: RayFlag = None,
@@ -80,8 +82,9 @@ def encode(
     normalize
         Scale every vector to length 1.
     format
-        "npy": vectors.npy, a float32 array with one row per text. "parquet": vectors.parquet, a table with the columns
-        text and vector (float16), from which another model can learn the vectors (bertsmith finetune).
+        "npy": vectors.npy, a float32 array with one row per text. "jsonl" and "parquet": a table vectors.jsonl or
+        vectors.parquet with the columns text and vector, from which another model can learn the vectors (bertsmith
+        finetune). Its vectors are float16, in .jsonl encoded as base64; .parquet is smaller and needs pyarrow.
     device
         Device to run on; "auto" uses a GPU if one is available.
     precision
@@ -128,6 +131,8 @@ def encode(
         windows = windows if vectors is None else iter([vectors])
         if format == "parquet":
             count, width = write_table(out / TABLE, windows, read)
+        elif format == "jsonl":
+            count, width = write_rows(out / ROWS, windows, read)
         else:
             count, width = write_array(out / ARRAY, windows)
     result = EncodeResult(
@@ -209,6 +214,24 @@ def write_array(path: Path, windows: Iterator[Tensor]) -> tuple[int, int]:
 def _write_header(file: BinaryIO, count: int, width: int) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(file, header)
+
+
+def write_rows(path: Path, windows: Iterator[Tensor], texts: deque[str]) -> tuple[int, int]:
+    """Write texts and windows of their vectors to a .jsonl file as they come; return the number of rows and width.
+
+    A vector is the base64 of float16 numbers. `texts` holds at least the texts of a window when the window comes.
+    """
+    count, width = 0, 0
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("w", encoding="utf-8") as file:
+        for window in windows:
+            width = window.shape[1]
+            for vector in window.cpu().numpy().astype("<f2"):
+                row = {"text": texts.popleft(), "vector": b64encode(vector.tobytes()).decode("ascii")}
+                file.write(json.dumps(row) + "\n")
+            count += len(window)
+    unfinished.replace(path)
+    return count, width
 
 
 def write_table(path: Path, windows: Iterator[Tensor], texts: deque[str]) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Tables: rows of named columns, with their position in the source for error messages."""
 
 import math
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -72,14 +73,21 @@ class Table:
         return number
 
     def vector(self, index: int, column: str) -> np.ndarray:
-        """Return the vector of a column, (width,); raise if it is not a list of finite numbers."""
+        """Return the vector of a column, (width,); raise if it is not a list of finite numbers.
+
+        A string is read as the base64 of little-endian float16 numbers, as `encode --format jsonl` writes them.
+        """
         value = self.value(index, column)
         try:
-            vector = np.asarray(value, dtype=np.float32)
-        except (TypeError, ValueError):
+            numbers = np.frombuffer(b64decode(value, validate=True), "<f2") if isinstance(value, str) else value
+            vector = np.asarray(numbers, dtype=np.float32)
+        except (TypeError, ValueError):  # also binascii.Error
             vector = np.array(math.nan, dtype=np.float32)
         if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
-            raise InputError(f"{self.location(index)}: field {column!r} is not a list of finite numbers")
+            raise InputError(
+                f"{self.location(index)}: field {column!r} is not a vector; allowed: a list of finite numbers, or a "
+                "string with the base64 of float16 numbers"
+            )
         return vector
 
     def take(self, indices: Sequence[int]) -> "Table":

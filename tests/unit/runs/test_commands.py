@@ -15,7 +15,6 @@ from bertsmith.runs.fit import _progress as fit_progress
 from bertsmith.runs.result import print_explanation
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.text.table_files import table_rows
 from bertsmith.training.pretraining import PretrainSettings
 
 
@@ -50,14 +49,15 @@ def test_encode_prints_or_writes_the_vectors_of_the_model(tmp_path: Path, capsys
     np.testing.assert_allclose(np.linalg.norm(np.load(out / "vectors.npy"), axis=1), 1, atol=1e-5)
 
 
-def test_encode_writes_a_table_of_texts_and_vectors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_encode_writes_a_table_of_texts_and_vectors(tmp_path: Path, kind: str) -> None:
     texts = [f"text number {index} of a table" for index in range(20)]
     file, out = tmp_path / "texts.jsonl", tmp_path / "out"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    main(["encode", "small", "-d", str(file), "-o", str(out), "--format", "parquet", "--device", "cpu"])
-    rows = [row for _, row in table_rows(out / "vectors.parquet")]
-    assert [row["text"] for row in rows] == texts
-    vectors = np.stack([row["vector"] for row in rows])
+    main(["encode", "small", "-d", str(file), "-o", str(out), "--format", kind, "--device", "cpu"])
+    table = task_splits(out / f"vectors.{kind}").read("train")
+    assert [row["text"] for row in table] == texts
+    vectors = np.stack([table.vector(index, "vector") for index in range(len(table))])
     np.testing.assert_allclose(vectors, bertsmith.load("small").encode(texts).numpy(), atol=1e-3)
 
 

@@ -32,6 +32,7 @@ from bertsmith.training.compilation import (
     compile_layers,
     describe_choice,
     describe_fall_back,
+    is_compilation_error,
     uncompile_layers,
 )
 from bertsmith.training.determinism import enter_deterministic_mode, explains_nondeterminism
@@ -139,7 +140,7 @@ class TrainStep:
             for position, part in enumerate(parts, start=1):
                 is_first, is_last = index + position == 1, index == len(prepared) - 1 and position == len(parts)
                 with self._gradients(is_synchronised=is_last):
-                    sums = self._run_pass(part, totals, is_first=is_first)
+                    sums = self._run_pass(part, totals, draw if is_first else None)
                 # immediately: the next replay of a CUDA graph overwrites its outputs
                 meter.add(sums, counts[index])
         norms = [self._clip(portion.parameters) for portion in self.portions]
@@ -150,18 +151,23 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=self.mode != "graphs")
         meter.add_step(torch.stack(norms).norm())
 
-    def _run_pass(self, part: Any, totals: dict[str, Tensor], *, is_first: bool) -> dict[str, Sums]:
+    def _run_pass(self, part: Any, totals: dict[str, Tensor], draw: tuple[int, ...] | None) -> dict[str, Sums]:
         """Run forward and backward pass; if an automatically chosen mode fails, continue in a safer one.
 
-        `is_first` is True for the first pass of a step.
+        `draw` is given for the first pass of a step, before which there are no gradients.
         """
         try:
             return self._pass(part, totals)
-        except (RecordingError, RuntimeError) as error:
-            if not self._can_fall_back(error, is_first=is_first):
+        except RecordingError as error:  # nothing was computed
+            if not self.is_auto:
                 raise
             self._fall_back(error)
-        return self._run_pass(part, totals, is_first=is_first)
+        except RuntimeError as error:
+            if not self.is_auto or self.mode not in SAFER or draw is None or not is_compilation_error(error):
+                raise
+            self._fall_back(error)
+            seed_everything(*draw)  # some layers have drawn dropout
+        return self._run_pass(part, totals, draw)
 
     def _forward_backward(self, part: Any, totals: dict[str, Tensor]) -> dict[str, Sums]:
         """Add the gradients of one part of a micro-batch; `totals` are the counts of the whole step."""
@@ -259,17 +265,9 @@ class TrainStep:
             self._pass = Graphed(self._forward_backward)
             self._recorded_prepare = Graphed(self.objective.prepare)
 
-    def _can_fall_back(self, error: Exception, *, is_first: bool) -> bool:
-        """Return whether a failed pass can be repeated in a safer mode."""
-        if not self.is_auto or self.mode not in SAFER:
-            return False
-        # nothing was computed while recording; a failed compilation may have added gradients of some layers
-        is_compilation = isinstance(error, torch._dynamo.exc.TorchDynamoException)
-        return isinstance(error, RecordingError) or (is_compilation and is_first)
-
     def _fall_back(self, error: Exception) -> None:
         """Continue in the next safer mode and tell the user."""
-        mode = SAFER[self.mode] if isinstance(error, RecordingError) else "off"
+        mode: Mode = SAFER[self.mode] if isinstance(error, RecordingError) else "off"
         self.notices.append(describe_fall_back(self.mode, mode, error))
         if mode == "off":
             uncompile_layers(self.model)

@@ -74,7 +74,9 @@ class ReplayedFunction:
 def record_on_cpu(function: Callable[..., Any], arguments: tuple[Any, ...], earlier: Recording | None) -> Recording:
     own = map_tensors(torch.clone, arguments)
     gradients = [None if value.grad is None else value.grad.clone() for value in PARAMETERS]
+    random_state = torch.get_rng_state()
     result = map_tensors(lambda tensor: tensor.detach().clone(), function(*own))
+    torch.set_rng_state(random_state)
     for value, gradient in zip(PARAMETERS, gradients, strict=True):  # recording computes nothing
         if gradient is not None:
             value.grad.copy_(gradient)

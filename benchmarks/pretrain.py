@@ -1,15 +1,16 @@
 """Speed of whole pre-training steps: tokens per second, MFU, and time spent waiting for data.
 
-    python benchmarks/pretrain.py --data CORPUS                        # on a GPU: every family, small and base
+    python benchmarks/pretrain.py --data CORPUS                  # on a GPU: every family, small and base
     python benchmarks/pretrain.py --data CORPUS --device cpu --sizes tiny --families bert,electra
-    python benchmarks/pretrain.py --data CORPUS --sizes small --families bert --trace trace.json   # count synchronisations
+    python benchmarks/pretrain.py --data CORPUS --sizes small --families bert --trace trace.json
 
-CORPUS is a folder that `bertsmith corpus` wrote. Each row is the beginning of an ordinary run of the trainer, with `run.compile = "auto"`
-unless --compile is given: batches read from disk and packed, masks and generator samples drawn on the device, forward,
-backward, clipping, AdamW. "20th step" is the time from the start, model and data included, to the end of step 20; caches
-of torch.compile and Triton make it shorter in a second run. BERT and Performer are trained with masked tokens, the others with replaced tokens and the generator of their paper. --peer measures a plain
-loop with `transformers`: the same networks and objective, compiled, tokens already on the device, logits only at masked
-positions.
+CORPUS is a folder that `bertsmith corpus` wrote. Each row is the beginning of an ordinary run of the trainer, with
+`run.compile = "auto"` unless --compile is given: batches read from disk and packed, masks and generator samples drawn
+on the device, forward, backward, clipping, AdamW. BERT and Performer are trained with masked tokens, the others with
+replaced tokens and the generator of their paper. "20th step" is the time from the start, model and data included, to
+the end of step 20; caches of torch.compile and Triton make it shorter in a second run. --trace writes a profiler trace
+of some steps and counts the calls that wait for the device. --peer measures a plain loop with `transformers`: the same
+networks and objective, compiled, tokens already on the device, logits only at masked positions.
 """
 
 import argparse
@@ -191,9 +192,8 @@ def _print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> Non
         f"\ntorch {torch.__version__}, {options.device}, length {options.length}, {options.tokens} tokens per step, "
         f"compile {options.compile}, {options.workers} workers"
     )
-    print(
-        f"{'':<24}{'size':<7}{'mode':<8}{'parameters':>13}{'tokens/s':>12}{'MFU':>8}{'data wait':>11}{'20th step, s':>14}"
-    )
+    names = f"{'':<24}{'size':<7}{'mode':<8}{'parameters':>13}"
+    print(f"{names}{'tokens/s':>12}{'MFU':>8}{'data wait':>11}{'20th step, s':>14}")
     for row in rows:
         shares = "".join(f"{row[key]:>{width}.1%}" if key in row else " " * width for key, width in _SHARES)
         weights = f"{row['parameters']:>13,}" if "parameters" in row else " " * 13

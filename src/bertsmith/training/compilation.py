@@ -37,6 +37,9 @@ class TrainingLoad:
     """FLOPs of one pass."""
 
 
+UNKNOWN_LOAD = TrainingLoad()
+
+
 @dataclass(frozen=True)
 class Circumstances:
     """Everything that the choice depends on."""

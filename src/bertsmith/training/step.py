@@ -25,6 +25,7 @@ from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
 from bertsmith.training.compilation import (
     SAFER,
+    UNKNOWN_LOAD,
     Circumstances,
     Mode,
     TrainingLoad,
@@ -63,7 +64,7 @@ class TrainStep:
         out: Path,
         *,
         device: str = "auto",
-        load: TrainingLoad = TrainingLoad(),
+        load: TrainingLoad = UNKNOWN_LOAD,
     ) -> None:
         run = method.run
         _check_trackers(run)
@@ -157,7 +158,8 @@ class TrainStep:
         `draw` is given for the first pass of a step, before which there are no gradients.
         """
         try:
-            return self._pass(part, totals)
+            run = self._recorded_pass or self._forward_backward
+            return run(part, totals)
         except RecordingError as error:  # nothing was computed
             if not self.is_auto:
                 raise
@@ -225,6 +227,7 @@ class TrainStep:
         # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
         # not (torch 2.13), so it must not be the last reference
         del self.step_module
+        self._clear_recordings()
         if self._leave_deterministic_mode is not None:
             self._leave_deterministic_mode()
         uncompile_layers(self.model)
@@ -259,11 +262,17 @@ class TrainStep:
     def _set_mode(self, mode: Mode) -> None:
         """Set how passes run; the layers are already compiled."""
         self.mode: Mode = mode
-        self._pass: Callable[[Any, dict[str, Tensor]], dict[str, Sums]] = self._forward_backward
-        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
+        self._clear_recordings()
         if mode == "graphs":
-            self._pass = Graphed(self._forward_backward)
-            self._recorded_prepare = Graphed(self.objective.prepare)
+            self._recorded_pass, self._recorded_prepare = (
+                Graphed(self._forward_backward),
+                Graphed(self.objective.prepare),
+            )
+
+    def _clear_recordings(self) -> None:
+        """Free the memory of the CUDA graphs."""
+        self._recorded_pass: Graphed[[Any, dict[str, Tensor]], dict[str, Sums]] | None = None
+        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
 
     def _fall_back(self, error: Exception) -> None:
         """Continue in the next safer mode and tell the user."""

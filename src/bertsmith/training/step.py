@@ -111,6 +111,8 @@ class TrainStep:
         self.config = method.optimizer
         self.optimizer = method.optimizer.build(self.portions)
         self.parameters = [parameter for portion in self.portions for parameter in portion.parameters]
+        self._recorded_pass: Graphed[[Any, dict[str, Tensor]], dict[str, Sums]] | None = None
+        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
         self._set_mode(mode)
 
     def prepare(self, batch: TrainingBatch, seed: int) -> Any:
@@ -227,7 +229,7 @@ class TrainStep:
         # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
         # not (torch 2.13), so it must not be the last reference
         del self.step_module
-        self._clear_recordings()
+        self._recorded_pass = self._recorded_prepare = None  # frees the memory of the graphs
         if self._leave_deterministic_mode is not None:
             self._leave_deterministic_mode()
         uncompile_layers(self.model)
@@ -262,17 +264,10 @@ class TrainStep:
     def _set_mode(self, mode: Mode) -> None:
         """Set how passes run; the layers are already compiled."""
         self.mode: Mode = mode
-        self._clear_recordings()
+        self._recorded_pass = self._recorded_prepare = None
         if mode == "graphs":
-            self._recorded_pass, self._recorded_prepare = (
-                Graphed(self._forward_backward),
-                Graphed(self.objective.prepare),
-            )
-
-    def _clear_recordings(self) -> None:
-        """Free the memory of the CUDA graphs."""
-        self._recorded_pass: Graphed[[Any, dict[str, Tensor]], dict[str, Sums]] | None = None
-        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
+            self._recorded_pass = Graphed(self._forward_backward)
+            self._recorded_prepare = Graphed(self.objective.prepare)
 
     def _fall_back(self, error: Exception) -> None:
         """Continue in the next safer mode and tell the user."""

@@ -1,27 +1,33 @@
 """Speed of whole pre-training steps: tokens per second, MFU, and time spent waiting for data.
 
-    python benchmarks/pretrain.py --data CORPUS                        # on a GPU: every family, small and base
+    python benchmarks/pretrain.py --data CORPUS                  # on a GPU: every family, small and base
     python benchmarks/pretrain.py --data CORPUS --device cpu --sizes tiny --families bert,electra
+    python benchmarks/pretrain.py --data CORPUS --sizes small --families bert --trace trace.json
 
-CORPUS is a folder that `bertsmith corpus` wrote. Each row is an ordinary run of the trainer: batches read from disk and
-packed, masks and generator samples drawn on the device, forward, backward, clipping, AdamW. BERT and Performer are
-trained with masked tokens, the others with replaced tokens and the generator of their paper. --peer measures a plain
-loop with `transformers`: the same networks and objective, compiled, tokens already on the device, logits only at masked
-positions.
+CORPUS is a folder that `bertsmith corpus` wrote. Each row is the beginning of an ordinary run of the trainer, with
+`run.compile = "auto"` unless --compile is given: batches read from disk and packed, masks and generator samples drawn
+on the device, forward, backward, clipping, AdamW. BERT and Performer are trained with masked tokens, the others with
+replaced tokens and the generator of their paper. "20th step" is the time from the start, model and data included, to
+the end of step 20; caches of torch.compile and Triton make it shorter in a second run. --trace writes a profiler trace
+of some steps and counts the calls that wait for the device. --peer measures a plain loop with `transformers`: the same
+networks and objective, compiled, tokens already on the device, logits only at masked positions.
 """
 
 import argparse
 import gc
 import json
+import signal
 import statistics
 import tempfile
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bertsmith.models.model import Model
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
 SIZES = {
@@ -29,6 +35,13 @@ SIZES = {
     "small": {"width": 256, "layers": 12, "heads": 4},
     "base": {"width": 768, "layers": 12, "heads": 12},
 }
+RUN_STEPS = 100_000
+"""Length of the run whose beginning is measured; the choice of run.compile depends on it."""
+START_STEP = 20
+"""The step whose end counts as the end of the start-up: a row of the log, which waits for the device."""
+TRACED_STEPS = 6
+SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+"""CUDA calls that wait for the device; the asynchronous copy is called cudaMemcpyAsync."""
 MASKED = {"kind": "masked_lm", "masking": {"rate": 0.15}}
 REPLACED = {"kind": "replaced_tokens", "masking": {"rate": 0.15}}
 ALWAYS_MASKED = {"kind": "replaced_tokens", "masking": {"rate": 0.15, "mask": 1.0, "random": 0.0}}
@@ -59,14 +72,14 @@ def settings_of(family: str, size: str, options: argparse.Namespace) -> Pretrain
             "batch": {"tokens": options.tokens},
             "optimizer": {"learning_rate": 5e-4},
             "run": {
-                "steps": options.warmup + options.steps,
+                "steps": RUN_STEPS,
                 "compile": options.compile,
                 "deterministic": options.deterministic,
                 "workers": options.workers,
                 "log_every": 10,
-                "evaluate_every": 10**9,
-                "evaluate_batches": 1,
-                "checkpoint_every": 10**9,
+                "evaluate_every": RUN_STEPS,
+                "checkpoint_every": RUN_STEPS,
+                "keep": 0,
             },
         },
         source=f"{family} {size}",
@@ -76,9 +89,11 @@ def settings_of(family: str, size: str, options: argparse.Namespace) -> Pretrain
 def measure(family: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the metrics of one family and size, without the first log rows, which include compilation."""
     settings = settings_of(family, size, options)
+    watch = Watch(options)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(settings, Path(folder), device=options.device, show=False)
+        trainer.before_step = watch
         trainer.run()
         rows = [row for row in trainer.log.of_kind("training") if row["step"] > options.warmup]
         weights = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -90,8 +105,37 @@ def measure(family: str, size: str, options: argparse.Namespace) -> dict[str, An
         "tokens_per_second": round(statistics.median(row["tokens_per_second"] for row in rows)),
         "utilisation": statistics.median(row.get("utilisation", 0.0) for row in rows),
         "data_wait": statistics.median(row["data_wait"] for row in rows),
+        "mode": trainer.train_step.mode,
+        "start_up": round(watch.started - begin, 1),
+        **watch.synchronisations,
         "seconds": round(time.perf_counter() - begin, 1),
     }
+
+
+class Watch:
+    """Called before every step: takes the time of the start-up, traces some steps and ends the run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.last = options.warmup + options.steps - 1
+        # between two rows of the log, which wait for the device
+        self.traced = (options.warmup + 2, options.warmup + 2 + TRACED_STEPS) if options.trace else (-1, -1)
+        self.trace, self.started = options.trace, float("nan")
+        self.profile: Any = None
+        self.synchronisations: dict[str, float] = {}
+
+    def __call__(self, model: Model, step: int) -> None:
+        if step == START_STEP:
+            self.started = time.perf_counter()
+        if step == self.traced[0]:
+            self.profile = torch.profiler.profile()
+            self.profile.start()
+        if step == self.traced[1]:
+            self.profile.stop()
+            counts = Counter(call.name for call in self.profile.events() if call.name in SYNCHRONISATIONS)
+            self.synchronisations = {f"{name} per step": counts[name] / TRACED_STEPS for name in SYNCHRONISATIONS}
+            self.profile.export_chrome_trace(self.trace)
+        if step == self.last:
+            signal.raise_signal(signal.SIGTERM)  # the run stops after this step as if it was interrupted
 
 
 def measure_peer(family: str, size: str, options: argparse.Namespace) -> dict[str, Any] | None:
@@ -102,9 +146,10 @@ def measure_peer(family: str, size: str, options: argparse.Namespace) -> dict[st
         return None
     begin = time.perf_counter()
     step = peer_step(family, SIZES[size], options.length, options.tokens, options.device)
-    for _ in range(8):
+    for _ in range(START_STEP):
         step()
     _synchronise(options.device)
+    start_up = time.perf_counter() - begin
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -116,6 +161,7 @@ def measure_peer(family: str, size: str, options: argparse.Namespace) -> dict[st
         "family": f"{family} (transformers)",
         "size": size,
         "tokens_per_second": round(options.tokens / statistics.median(times)),
+        "start_up": round(start_up, 1),
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
@@ -146,11 +192,16 @@ def _print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> Non
         f"\ntorch {torch.__version__}, {options.device}, length {options.length}, {options.tokens} tokens per step, "
         f"compile {options.compile}, {options.workers} workers"
     )
-    print(f"{'':<24}{'size':<7}{'parameters':>13}{'tokens/s':>12}{'MFU':>8}{'data wait':>11}{'all, s':>8}")
+    names = f"{'':<24}{'size':<7}{'mode':<8}{'parameters':>13}"
+    print(f"{names}{'tokens/s':>12}{'MFU':>8}{'data wait':>11}{'20th step, s':>14}")
     for row in rows:
         shares = "".join(f"{row[key]:>{width}.1%}" if key in row else " " * width for key, width in _SHARES)
         weights = f"{row['parameters']:>13,}" if "parameters" in row else " " * 13
-        print(f"{row['family']:<24}{row['size']:<7}{weights}{row['tokens_per_second']:>12,}{shares}{row['seconds']:>8}")
+        name = f"{row['family']:<24}{row['size']:<7}{row.get('mode', ''):<8}"
+        print(f"{name}{weights}{row['tokens_per_second']:>12,}{shares}{row['start_up']:>14}")
+        for call in SYNCHRONISATIONS:
+            if f"{call} per step" in row:
+                print(f"    {call}: {row[f'{call} per step']:g} per step")
 
 
 _SHARES = (("utilisation", 8), ("data_wait", 11))
@@ -174,10 +225,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", default=65536 if has_gpu else 2048, type=int, help="tokens per step, one micro-batch"
     )
-    parser.add_argument("--compile", default="on" if has_gpu else "off")
+    parser.add_argument("--compile", default="auto", help="run.compile")
+    parser.add_argument("--trace", help="write a profiler trace of some steps and count synchronisations")
     parser.add_argument("--workers", default=8 if has_gpu else 0, type=int)
     parser.add_argument("--warmup", default=20, type=int, help="warm-up steps, a multiple of 10")
-    parser.add_argument("--steps", default=50, type=int, help="timed steps, a multiple of 10")
+    parser.add_argument("--steps", default=50, type=int, help="timed steps after them, a multiple of 10")
     parser.add_argument("--deterministic", action="store_true", help="with run.deterministic")
     parser.add_argument("--peer", action="store_true", help="also measure a loop with transformers")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")

@@ -140,7 +140,7 @@ def test_settings_of_single_families() -> None:
     for name in TIERS["crammed"]:
         found = settings(f"{name}:crammed")
         assert found.sequences.layout == "packed"
-        assert (found.schedule.kind, found.schedule.decay, found.run.compile) == ("wsd", 0.2, "on")
+        assert (found.schedule.kind, found.schedule.decay, found.run.compile) == ("wsd", 0.2, "auto")
         assert 0.2 <= found.objective.targets_per_token <= 0.3
         assert 5e-4 <= found.optimizer.learning_rate <= 1e-3
         assert found.batch.ramp_from is not None

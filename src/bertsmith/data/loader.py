@@ -19,6 +19,8 @@ from bertsmith.data.parent import exit_with_parent
 from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig, Stream
 from bertsmith.data.sequences import Sequences
 
+START = Cursor()
+
 
 class TokenSource(Protocol):
     """Documents of tokens; a TokenCorpus is one."""
@@ -156,9 +158,7 @@ class _Shipped:
 class _Batches(IterableDataset[Loaded | _Shipped]):
     """Plans and reads batches. Of several workers each plans all, since plans are cheap, and reads its own share."""
 
-    def __init__(
-        self, reader: Dataset[Loaded], plan: Stream[Any], cursor: Cursor, skip: int, every: int
-    ) -> None:
+    def __init__(self, reader: Dataset[Loaded], plan: Stream[Any], cursor: Cursor, skip: int, every: int) -> None:
         self.reader, self.plan, self.cursor, self.skip, self.every = reader, plan, cursor, skip, every
 
     def __iter__(self) -> Iterator[Loaded | _Shipped]:
@@ -173,7 +173,7 @@ class _Batches(IterableDataset[Loaded | _Shipped]):
 def load_batches(
     reader: Dataset[Loaded],
     plan: Stream[Any],
-    cursor: Cursor = Cursor(),
+    cursor: Cursor = START,
     *,
     skip: int = 0,
     every: int = 1,

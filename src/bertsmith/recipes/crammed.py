@@ -16,7 +16,6 @@ CRAMMED_ALL: Table = {
     "schedule.warmup": 0.05,
     "schedule.decay": 0.2,
     "run.workers": 4,
-    "run.compile": "on",
     "run.log_every": 20,
     "run.evaluate_every": 500,
     "run.checkpoint_every": 500,

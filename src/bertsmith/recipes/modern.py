@@ -49,7 +49,6 @@ _BUNDLED: Table = {
     "schedule.decay": 0.3,
     "run.steps": 10_500,
     "run.workers": 8,
-    "run.compile": "graphs",  # without graphs a network this small is bound by kernel launches
     "run.log_every": 50,
     "run.evaluate_every": 1050,
     "run.evaluate_batches": 4,

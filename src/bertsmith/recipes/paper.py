@@ -11,7 +11,6 @@ _PAPER: Table = {
     "schedule.kind": "linear",
     "schedule.fall": "from_start",
     "run.workers": 4,
-    "run.compile": "on",
     "run.log_every": 100,
     "run.evaluate_every": 5000,
     "run.checkpoint_every": 5000,

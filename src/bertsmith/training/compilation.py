@@ -37,6 +37,9 @@ class TrainingLoad:
     """FLOPs of one pass."""
 
 
+UNKNOWN_LOAD = TrainingLoad()
+
+
 @dataclass(frozen=True)
 class Circumstances:
     """Everything that the choice depends on."""
@@ -134,3 +137,8 @@ def uncompile_layers(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Block):
             module.__dict__.pop("forward", None)
+
+
+def is_compilation_error(error: RuntimeError) -> bool:
+    """Return whether torch.compile raised an error, so that the same code can run without it."""
+    return isinstance(error, torch._dynamo.exc.TorchDynamoException)

@@ -195,7 +195,9 @@ class TranslationSettings(TaskSettings):
     def _check_shapes(self) -> "TranslationSettings":
         if self.run.compile in ("on", "graphs"):
             mode = self.run.compile
-            raise ValueError(f'run.compile is "{mode}", which needs batches of one shape; allowed here: auto, off, whole')
+            raise ValueError(
+                f'run.compile is "{mode}", which needs batches of one shape; allowed here: auto, off, whole'
+            )
         return self
 
 

@@ -58,7 +58,7 @@ class RunConfig(Record):
     compile: Compile = "auto"
     """torch.compile: each layer by itself ("on", ready in seconds), or forward and backward pass as a whole ("whole",
     minutes). "graphs" compiles each layer and replays whole passes as CUDA graphs, for one GPU. "auto" chooses by
-    device, network and length of the run and reports its choice; if that fails, it reports why and takes a safer one."""
+    device, network and length of the run and reports its choice, and a safer one if that fails."""
     deterministic: bool = False
     """Bit-equal runs of one seed on the same hardware, software and number of processes: only deterministic operations
     are used, and one without a deterministic implementation raises an error. Slower on a GPU."""

@@ -25,6 +25,7 @@ from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
 from bertsmith.training.compilation import (
     SAFER,
+    UNKNOWN_LOAD,
     Circumstances,
     Mode,
     TrainingLoad,
@@ -32,6 +33,7 @@ from bertsmith.training.compilation import (
     compile_layers,
     describe_choice,
     describe_fall_back,
+    is_compilation_error,
     uncompile_layers,
 )
 from bertsmith.training.determinism import enter_deterministic_mode, explains_nondeterminism
@@ -62,7 +64,7 @@ class TrainStep:
         out: Path,
         *,
         device: str = "auto",
-        load: TrainingLoad = TrainingLoad(),
+        load: TrainingLoad = UNKNOWN_LOAD,
     ) -> None:
         run = method.run
         _check_trackers(run)
@@ -109,6 +111,8 @@ class TrainStep:
         self.config = method.optimizer
         self.optimizer = method.optimizer.build(self.portions)
         self.parameters = [parameter for portion in self.portions for parameter in portion.parameters]
+        self._recorded_pass: Graphed[[Any, dict[str, Tensor]], dict[str, Sums]] | None = None
+        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
         self._set_mode(mode)
 
     def prepare(self, batch: TrainingBatch, seed: int) -> Any:
@@ -139,7 +143,7 @@ class TrainStep:
             for position, part in enumerate(parts, start=1):
                 is_first, is_last = index + position == 1, index == len(prepared) - 1 and position == len(parts)
                 with self._gradients(is_synchronised=is_last):
-                    sums = self._run_pass(part, totals, is_first=is_first)
+                    sums = self._run_pass(part, totals, draw if is_first else None)
                 # immediately: the next replay of a CUDA graph overwrites its outputs
                 meter.add(sums, counts[index])
         norms = [self._clip(portion.parameters) for portion in self.portions]
@@ -150,18 +154,24 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=self.mode != "graphs")
         meter.add_step(torch.stack(norms).norm())
 
-    def _run_pass(self, part: Any, totals: dict[str, Tensor], *, is_first: bool) -> dict[str, Sums]:
+    def _run_pass(self, part: Any, totals: dict[str, Tensor], draw: tuple[int, ...] | None) -> dict[str, Sums]:
         """Run forward and backward pass; if an automatically chosen mode fails, continue in a safer one.
 
-        `is_first` is True for the first pass of a step.
+        `draw` is given for the first pass of a step, before which there are no gradients.
         """
         try:
-            return self._pass(part, totals)
-        except (RecordingError, RuntimeError) as error:
-            if not self._can_fall_back(error, is_first=is_first):
+            run = self._recorded_pass or self._forward_backward
+            return run(part, totals)
+        except RecordingError as error:  # nothing was computed
+            if not self.is_auto:
                 raise
             self._fall_back(error)
-        return self._run_pass(part, totals, is_first=is_first)
+        except RuntimeError as error:
+            if not self.is_auto or self.mode not in SAFER or draw is None or not is_compilation_error(error):
+                raise
+            self._fall_back(error)
+            seed_everything(*draw)  # some layers have drawn dropout
+        return self._run_pass(part, totals, draw)
 
     def _forward_backward(self, part: Any, totals: dict[str, Tensor]) -> dict[str, Sums]:
         """Add the gradients of one part of a micro-batch; `totals` are the counts of the whole step."""
@@ -219,6 +229,7 @@ class TrainStep:
         # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
         # not (torch 2.13), so it must not be the last reference
         del self.step_module
+        self._recorded_pass = self._recorded_prepare = None  # frees the memory of the graphs
         if self._leave_deterministic_mode is not None:
             self._leave_deterministic_mode()
         uncompile_layers(self.model)
@@ -253,23 +264,14 @@ class TrainStep:
     def _set_mode(self, mode: Mode) -> None:
         """Set how passes run; the layers are already compiled."""
         self.mode: Mode = mode
-        self._pass: Callable[[Any, dict[str, Tensor]], dict[str, Sums]] = self._forward_backward
-        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
+        self._recorded_pass = self._recorded_prepare = None
         if mode == "graphs":
-            self._pass = Graphed(self._forward_backward)
+            self._recorded_pass = Graphed(self._forward_backward)
             self._recorded_prepare = Graphed(self.objective.prepare)
-
-    def _can_fall_back(self, error: Exception, *, is_first: bool) -> bool:
-        """Return whether a failed pass can be repeated in a safer mode."""
-        if not self.is_auto or self.mode not in SAFER:
-            return False
-        # nothing was computed while recording; a failed compilation may have added gradients of some layers
-        is_compilation = isinstance(error, torch._dynamo.exc.TorchDynamoException)
-        return isinstance(error, RecordingError) or (is_compilation and is_first)
 
     def _fall_back(self, error: Exception) -> None:
         """Continue in the next safer mode and tell the user."""
-        mode = SAFER[self.mode] if isinstance(error, RecordingError) else "off"
+        mode: Mode = SAFER[self.mode] if isinstance(error, RecordingError) else "off"
         self.notices.append(describe_fall_back(self.mode, mode, error))
         if mode == "off":
             uncompile_layers(self.model)

@@ -147,7 +147,10 @@ def test_invalid_inputs_raise(corpus_folder: Path, tmp_path: Path) -> None:
         (["distillation.teacher=headless"], "has no 'masked_tokens' head"),
         (["distillation.teacher=other"], "the student's tokenizer differs from the teacher's"),
         (["distillation.teacher=teacher", "objective.kind=causal_lm"], "distillation is given with objective.kind"),
-        (["distillation.teacher=teacher", "run.compile=whole"], "run.compile is 'whole'; allowed with it: off, on"),
+        (
+            ["distillation.teacher=teacher", "run.compile=whole"],
+            "run.compile is 'whole'; allowed with it: auto, off, on",
+        ),
         (["distillation.teacher=teacher", "model.subnet.depth=0.5"], "subnet takes a part of the model of a folder"),
         (["distillation.teacher=teacher", "model.overrides.layers=3"], "student has 3 layers and its teacher 2"),
     ):

@@ -15,7 +15,7 @@ from bertsmith.errors import InputError
 from bertsmith.training import compilation, graphs, pretraining, step
 from bertsmith.training.compilation import Circumstances, TrainingLoad, choose_mode
 from bertsmith.training.display import Display
-from bertsmith.training.graphs import Graphed, Recording, RecordingError
+from bertsmith.training.graphs import Recording, RecordingError
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 from bertsmith.training.trainer import Trainer
 
@@ -67,18 +67,21 @@ class ReplayedFunction:
         self.function, self.inputs, self.result = function, inputs, result
 
     def replay(self) -> None:
-        for own, new in zip(tensors(self.result), tensors(self.function(*self.inputs)), strict=True):
+        inputs = map_tensors(lambda tensor: tensor, self.inputs)  # new layouts: on a CPU they cache positions
+        for own, new in zip(tensors(self.result), tensors(self.function(*inputs)), strict=True):
             own.copy_(new)
 
 
 def record_on_cpu(function: Callable[..., Any], arguments: tuple[Any, ...], earlier: Recording | None) -> Recording:
     own = map_tensors(torch.clone, arguments)
-    gradients = [None if value.grad is None else value.grad.clone() for value in PARAMETERS]
+    gradients = [(value.grad, value.grad.clone()) for value in PARAMETERS if value.grad is not None]
+    random_state = torch.get_rng_state()
     result = map_tensors(lambda tensor: tensor.detach().clone(), function(*own))
-    for value, gradient in zip(PARAMETERS, gradients, strict=True):  # recording computes nothing
-        if gradient is not None:
-            value.grad.copy_(gradient)
-    return Recording(ReplayedFunction(function, own, result), tensors(own), result)
+    torch.set_rng_state(random_state)
+    for gradient, before in gradients:  # recording computes nothing
+        gradient.copy_(before)
+    graph: Any = ReplayedFunction(function, own, result)
+    return Recording(graph, tensors(own), result)
 
 
 PARAMETERS: list[Tensor] = []
@@ -130,9 +133,9 @@ def test_recorded_run_equals_eager_run(
 ) -> None:
     choose("graphs", monkeypatch)
     trainer = trainer_of(corpus_folder, tmp_path / "graphs")
+    recorded = trainer.train_step._recorded_pass
     assert_close(weights_after(trainer), eager)
-    recorded = trainer.train_step._pass
-    assert isinstance(recorded, Graphed)
+    assert recorded is not None
     assert list(recorded.eager_calls.values()) == [graphs.EAGER_CALLS]
     assert len(recorded.recordings) == 1
 
@@ -160,9 +163,7 @@ def test_failed_recording_continues_with_compiled_layers(
     assert "stream is capturing" in shown[1]
 
 
-def test_explicit_mode_raises_if_it_fails(
-    corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explicit_mode_raises_if_it_fails(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose("graphs", monkeypatch, fail_to_record)
     trainer = trainer_of(corpus_folder, tmp_path / "graphs", compile="graphs")
     with pytest.raises(RecordingError, match="not permitted"):

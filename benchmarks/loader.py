@@ -68,7 +68,7 @@ def _measure(
 ) -> None:
     plan, reader = _source(corpus, tokenizer, cut, layout, options)
     objective = MaskedLMConfig(masking=masking).build(tokenizer)
-    batches = iter(load_batches(reader, plan.from_cursor(Cursor()), workers=workers))
+    batches = load_batches(reader, plan, workers=workers)
     for _ in range(4):
         objective.prepare(next(batches).batch, 0)
     real = room = targets = 0

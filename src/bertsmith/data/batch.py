@@ -37,6 +37,8 @@ class TokenBatch:
     types: Tensor | None = None
     is_next: Tensor | None = None
     """For sentence pairs: 1 where the second segment follows the first, 0 where not, -100 for padding."""
+    end: Tensor | None = None
+    """The number of real tokens as a tensor, (), if the code that reads it is recorded and replayed."""
 
     @property
     def is_real(self) -> Tensor:
@@ -44,7 +46,16 @@ class TokenBatch:
         if self.layout.is_token is not None:
             return self.layout.is_token
         # padding is at the end of a packed batch
-        return torch.arange(self.tokens.numel(), device=self.tokens.device).view_as(self.tokens) < self.real_tokens
+        end = self.real_tokens if self.end is None else self.end
+        return torch.arange(self.tokens.numel(), device=self.tokens.device).view_as(self.tokens) < end
+
+    def recordable(self) -> "TokenBatch":
+        """Return the batch with its number of real tokens as a tensor: a Python number would be recorded as a constant.
+
+        `real_tokens` is 0 in it.
+        """
+        end = torch.full((), self.real_tokens, device=self.tokens.device)
+        return replace(self, real_tokens=0, end=end)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the batch on another device."""

@@ -3,19 +3,20 @@
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.nested import as_arrays, as_tensors
 from bertsmith.data.parent import exit_with_parent
-from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig
+from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig, Stream
 from bertsmith.data.sequences import Sequences
 
 
@@ -136,31 +137,65 @@ class BatchReader(Dataset[Loaded]):
         )
 
 
-class _Order(Sampler[MicroBatchPlan[Any]]):
-    """Yields the plans in order."""
+@dataclass(frozen=True)
+class _Shipped:
+    """A batch of NumPy arrays on its way from a worker, faster to pickle than tensors, each a shared memory of its own.
 
-    def __init__(self, plans: Iterable[MicroBatchPlan[Any]]) -> None:
-        self.plans = plans
+    The loader calls `pin_memory` in a thread if batches are pinned.
+    """
 
-    def __iter__(self) -> Iterator[MicroBatchPlan[Any]]:
-        return iter(self.plans)
+    arrays: Loaded
+
+    def unpack(self) -> Loaded:
+        return as_tensors(self.arrays)
+
+    def pin_memory(self) -> Loaded:
+        return self.unpack().pin_memory()
+
+
+class _Batches(IterableDataset[Loaded | _Shipped]):
+    """Plans and reads batches. Of several workers each plans all, since plans are cheap, and reads its own share."""
+
+    def __init__(
+        self, reader: Dataset[Loaded], plan: Stream[Any], cursor: Cursor, skip: int, every: int
+    ) -> None:
+        self.reader, self.plan, self.cursor, self.skip, self.every = reader, plan, cursor, skip, every
+
+    def __iter__(self) -> Iterator[Loaded | _Shipped]:
+        worker = get_worker_info()
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        skip, every = self.skip + number * self.every, self.every * workers
+        for plan in self.plan.from_cursor(self.cursor, skip=skip, every=every):
+            batch = self.reader[plan]
+            yield batch if worker is None else _Shipped(as_arrays(batch))
 
 
 def load_batches(
-    reader: Dataset[Loaded], plans: Iterable[MicroBatchPlan[Any]], *, workers: int = 0, pin: bool = False
-) -> DataLoader[Loaded]:
-    """Return a loader of the plans' batches, in order for any number of workers; at most one worker per core."""
+    reader: Dataset[Loaded],
+    plan: Stream[Any],
+    cursor: Cursor = Cursor(),
+    *,
+    skip: int = 0,
+    every: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+) -> Iterator[Loaded]:
+    """Yield the batches of a plan as `Stream.from_cursor` orders them, for any number of workers.
+
+    There is at most one worker per core.
+    """
     workers = min(workers, _cores())
-    return DataLoader(
-        reader,
+    loader = DataLoader(
+        _Batches(reader, plan, cursor, skip, every),
         batch_size=None,
-        sampler=_Order(plans),
         num_workers=workers,
         prefetch_factor=4 if workers else None,
         pin_memory=pin,
         multiprocessing_context="forkserver" if workers else None,
         worker_init_fn=partial(_start_worker, os.getpid()) if workers else None,
     )
+    for batch in loader:
+        yield batch.unpack() if isinstance(batch, _Shipped) else batch
 
 
 def _cores() -> int:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -175,6 +175,10 @@ class Plan(Stream[Sequences]):
         self.window_documents = max(1, round(documents * target / total))
         self.windows = -(-documents // self.window_documents)
         self.slots = self._slots()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # loader workers compute the order of their epochs themselves: it may be as large as the corpus's index
+        return {name: value for name, value in self.__dict__.items() if name != "_cached_order"}
 
     def _slots(self) -> int:
         """Return the maximum number of sequences of a micro-batch: 25 % above the expected number."""

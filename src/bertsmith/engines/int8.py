@@ -36,6 +36,7 @@ from bertsmith.models.model import Model
 from bertsmith.models.quantise import measuring, quantised
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.models.swapping import multiplies_no_states, swap
+from bertsmith.ops.token_loss import Sampling, TokenLoss, from_scores
 from bertsmith.text.tokenizer import Tokenizer
 
 Activations = Literal["float", "token", "measured"]
@@ -187,6 +188,18 @@ class Int8Rows(TokenRows):
             return super().scores(hidden, table, bias)
         scores = self.entering(hidden, self.codes).mul_(self.steps[:, 0])
         return scores if bias is None else scores.add_(bias)
+
+    def loss(
+        self,
+        hidden: Tensor,
+        table: Tensor | None,
+        bias: Tensor | None,
+        targets: Tensor,
+        *,
+        smoothing: float = 0.0,
+        sampling: Sampling | None = None,
+    ) -> TokenLoss:
+        return from_scores(self.scores(hidden, table, bias), targets, smoothing, sampling)
 
 
 def _require_whole(used: WeightSlice) -> None:

@@ -13,6 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Norm, NormKind, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.positions import POSITIONS, position_vectors
+from bertsmith.ops.token_loss import Sampling, TokenLoss, token_loss
 from bertsmith.settings import Record
 
 
@@ -65,9 +66,28 @@ class TokenRows(nn.Module):
         assert table is not None, "an embedding without its own table needs the argument table"
         return table
 
+    def multiplied(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states that are multiplied with the whole table; quantised models round them."""
+        return hidden
+
     def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Return the product with the vectors of all tokens; see `token_scores`."""
-        return token_scores(hidden, self.whole(table), bias)
+        return token_scores(self.multiplied(hidden), self.whole(table), bias)
+
+    def loss(
+        self,
+        hidden: Tensor,
+        table: Tensor | None,
+        bias: Tensor | None,
+        targets: Tensor,
+        *,
+        smoothing: float = 0.0,
+        sampling: Sampling | None = None,
+    ) -> TokenLoss:
+        """Return the cross-entropy of `scores` without materialising them in float32; see `token_loss`."""
+        return token_loss(
+            self.multiplied(hidden), self.whole(table), bias, targets, smoothing=smoothing, sampling=sampling
+        )
 
 
 class EmbeddingRounding(nn.Module):

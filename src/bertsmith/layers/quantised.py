@@ -456,5 +456,5 @@ class QuantisedRows(TokenRows):
     def whole(self, table: Tensor | None) -> Tensor:
         return self.rounding(super().whole(table))
 
-    def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        return super().scores(hidden if self.scored is None else self.scored(hidden), table, bias)
+    def multiplied(self, hidden: Tensor) -> Tensor:
+        return hidden if self.scored is None else self.scored(hidden)

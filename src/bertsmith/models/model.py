@@ -34,8 +34,10 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import FINAL_HIDDEN_STATES, Encoder, EncoderInputs, EncoderOutput, Want
 from bertsmith.models.heads import TaskHead
 from bertsmith.models.heads.chart import ChartHead
+from bertsmith.models.heads.pretraining import MaskedTokens
 from bertsmith.models.heads.task import Embedder, Similarity, TextsConfig
 from bertsmith.models.search import Hit, SearchIndex, similarities
+from bertsmith.ops.token_loss import Sampling, TokenLoss
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -132,6 +134,15 @@ class Model(nn.Module):
         hidden = self.run(inputs, Want(masked_positions=positions)).masked_states
         scores: Tensor = self.heads["masked_tokens"](hidden, self.token_table)
         return scores.float().softmax(-1)
+
+    def masked_loss(self, hidden: Tensor, targets: Tensor, sampling: Sampling | None = None) -> TokenLoss:
+        """Return the cross-entropy of the masked_tokens head, and samples from its scores.
+
+        Shape: hidden (targets, width), targets (targets,), of which IGNORED ones do not count.
+        """
+        head = self.head("masked_tokens")
+        assert isinstance(head, MaskedTokens)
+        return head.loss(hidden, self.token_table, targets, sampling)
 
     @property
     def torch_model(self) -> "Model":

@@ -11,6 +11,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import bits, key, uniform
 from bertsmith.errors import InputError
 from bertsmith.layers.context import Memory
+from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.constraints import Constraint
@@ -18,6 +19,7 @@ from bertsmith.models.encoder import Encoder, EncoderInputs, Want
 from bertsmith.models.heads.pretraining import NextToken
 from bertsmith.models.model import Model, check_texts
 from bertsmith.ops.cumulative_sum import cumulative_sum
+from bertsmith.ops.token_loss import TokenLoss
 from bertsmith.settings import Record
 
 
@@ -231,9 +233,12 @@ class Seq2Seq(Model):
 
     def scores(self, states: Tensor) -> Tensor:
         """Return the scores over the target vocabulary: (…, width) -> (…, vocabulary)."""
-        head = self.head("next_token")
-        assert isinstance(head, NextToken)
-        return self._table_scores(states, head.bias)
+        return self._table_scores(states, self._next_token.bias)
+
+    def next_token_loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> TokenLoss:
+        """Return the cross-entropy of `scores`: states (targets, width), targets (targets,) with some IGNORED."""
+        embedding = self._scored_embedding
+        return embedding.rows.loss(states, embedding.token_table, self._next_token.bias, targets, smoothing=smoothing)
 
     def exit_scores(self, layer: int, states: Tensor) -> Tensor:
         """Return the scores of the exit after decoder block `layer`: (…, width) -> (…, vocabulary)."""
@@ -241,8 +246,19 @@ class Seq2Seq(Model):
 
     def _table_scores(self, states: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the product with the token vectors that the decoder reads, by their rows: int8 ones multiply codes."""
-        embedding = (self.decoder if self.owns_target_table else self.encoder).embedding
+        embedding = self._scored_embedding
         return embedding.rows.scores(states, embedding.token_table, bias)
+
+    @property
+    def _next_token(self) -> NextToken:
+        head = self.head("next_token")
+        assert isinstance(head, NextToken)
+        return head
+
+    @property
+    def _scored_embedding(self) -> Embedding:
+        """The embedding with the token vectors that the decoder reads."""
+        return (self.decoder if self.owns_target_table else self.encoder).embedding
 
     @property
     def owns_target_table(self) -> bool:

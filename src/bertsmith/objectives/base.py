@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.batch import TrainingBatch
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
+from bertsmith.ops.token_loss import TokenLoss, wide
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -119,6 +120,8 @@ class Objective(ABC, Generic[Given, Prepared]):
 
     terms: dict[str, Term]
     """Losses by name."""
+    keeps_shapes: ClassVar[bool] = True
+    """Whether batches of one shape lead to tensors of the same shapes, so that a step can be recorded and replayed."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Objective[Given, Prepared]":
@@ -156,9 +159,9 @@ class Objective(ABC, Generic[Given, Prepared]):
         return [Portion.of(parameter for parameter in model.parameters() if parameter.requires_grad)]
 
 
-def wide(scores: Tensor) -> Tensor:
-    """Return scores in at least float32: sums of exponentials lose too much precision in half precision."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+def token_sums(loss: TokenLoss) -> Sums:
+    """Return cross-entropy and accuracy over the vocabulary."""
+    return Sums(loss.loss, {"accuracy": Share(loss.hits, loss.targets)})
 
 
 def class_sums(scores: Tensor, targets: Tensor, weights: tuple[float, ...] = ()) -> Sums:

@@ -19,7 +19,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, ObjectiveConfig, Sums, Term, class_sums
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Sums, Term, token_sums
 from bertsmith.objectives.masked_lm import (
     MaskedBatch,
     MaskedLM,
@@ -96,11 +96,8 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
         # causal even if the model's config is not, so that no position sees its target
         inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, is_causal=True)
         output = model.run(inputs, Want(masked_positions=positions))
-        scores = model.head("masked_tokens")(
-            output.masked_states, model.token_table
-        )  # (tokens, width) -> (tokens, vocabulary)
         return {
-            "next_token": class_sums(scores, prepared.targets),
+            "next_token": token_sums(model.masked_loss(output.masked_states, prepared.targets)),
             **encoder_sums(output, self.terms, prepared.is_real),
         }
 

@@ -14,7 +14,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs, EncoderOutput, Want
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term, class_sums
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term, class_sums, token_sums
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -99,11 +99,10 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
 
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
         corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
-        # scores are computed at the masked positions only: (targets, width)
+        # hidden states are computed at the masked positions only: (targets, width)
         inputs = EncoderInputs(corrupted.tokens, prepared.layout, prepared.types)
         output = model.run(inputs, Want(masked_positions=corrupted.positions, final=has_pairs))
-        scores = model.head("masked_tokens")(output.masked_states, model.token_table)
-        sums = {"masked_tokens": class_sums(scores, corrupted.targets)}
+        sums = {"masked_tokens": token_sums(model.masked_loss(output.masked_states, corrupted.targets))}
         if prepared.sentence_targets is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(output.last))
             sums["next_sentence"] = class_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, pad
+from torch.nn.functional import logsigmoid
 
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.batch import TokenBatch
@@ -27,12 +27,11 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import ReplacedTokensConfig
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term, class_sums, wide
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term, token_sums, wide
 from bertsmith.objectives.masked_lm import vocabulary_of
-from bertsmith.ops.cumulative_sum import cumulative_sum
+from bertsmith.ops.token_loss import Sampling
 from bertsmith.text.tokenizer import Tokenizer
 
-_CHUNK = 256  # vocabulary entries per chunk in two-step sampling
 _SAMPLE_STREAM = 11  # random stream of the generator's samples
 
 
@@ -141,16 +140,17 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
         if generator is None:
             raise InputError("this model has no generator; replaced_tokens needs one")
         corrupted, layout, types = prepared.corrupted, prepared.layout, prepared.types
-        # scores are computed at the masked positions only: (positions, width) -> (positions, vocabulary)
+        # hidden states are computed at the masked positions only: (positions, width)
         inputs = EncoderInputs(corrupted.tokens, layout, _types_for(generator, types))
         output = generator.run(inputs, Want(masked_positions=corrupted.positions))
-        scores = generator.head("masked_tokens")(output.masked_states, generator.token_table)
-        samples = sample(scores.detach(), prepared.draw, self.config.temperature, self.vocabulary.size)
-        sampled, is_replaced = insert_samples(prepared.tokens, corrupted, samples)
+        sampling = Sampling(prepared.draw, self.config.temperature, self.vocabulary.size)
+        found = generator.masked_loss(output.masked_states, corrupted.targets, sampling)
+        assert found.samples is not None
+        sampled, is_replaced = insert_samples(prepared.tokens, corrupted, found.samples)
         hidden = model.run(EncoderInputs(sampled, layout, _types_for(model, types))).last
         logits = model.head("replaced_tokens")(hidden, layout)
         return {
-            "generator": class_sums(scores, corrupted.targets),
+            "generator": token_sums(found),
             "replaced": _replaced_sums(logits, is_replaced, prepared.is_real),
         }
 
@@ -171,38 +171,6 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
         return ReplacedTokenDetection(self.config.model_copy(update={"masking": masking}), self.vocabulary)
 
 
-def sample(scores: Tensor, draw: Tensor, temperature: float, vocabulary: int) -> Tensor:
-    """Sample one token per row from the softmax of the scores, with a uniform `draw` from [0, 1) per row.
-
-    Shape: scores (positions, vocabulary or more), draw (positions,) -> (positions,).
-    """
-    probabilities = (wide(scores[:, :vocabulary]) / temperature).softmax(-1)
-    # sample a chunk of the vocabulary, then a token in it: a cumulative sum over the vocabulary is slow on a GPU
-    chunks = pad(probabilities, (0, -vocabulary % _CHUNK)).unflatten(-1, (-1, _CHUNK))  # (positions, chunks, tokens)
-    sums = chunks.sum(-1)
-    chunk, rest = _sample_index(sums, draw.to(sums))
-    # (positions, chunks, tokens) -> (positions, tokens)
-    inside = chunks.gather(1, chunk[:, None, None].expand(-1, 1, _CHUNK)).squeeze(1)
-    token, _ = _sample_index(inside, rest)
-    return chunk * _CHUNK + token
-
-
-def _sample_index(weights: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index that each draw selects, and the draw's relative position in its interval, again in [0, 1).
-
-    Shape: weights (rows, n), which need not sum to 1; draw (rows,) -> (rows,) both.
-    """
-    cumulative = cumulative_sum(weights, -1)
-    limit = draw * cumulative[:, -1]
-    # a count instead of a search, which compilers fuse; rounding must not select an index of weight 0 at the end
-    last = (cumulative < cumulative[:, -1:]).sum(-1)
-    index = torch.minimum((cumulative <= limit[:, None]).sum(-1), last)
-    weight = weights.gather(-1, index[:, None]).squeeze(-1)
-    below = cumulative.gather(-1, index[:, None]).squeeze(-1) - weight
-    rest = (limit - below) / weight.clamp(min=torch.finfo(weights.dtype).tiny)
-    return index, rest.clamp(min=0, max=1 - torch.finfo(weights.dtype).eps)
-
-
 def insert_samples(tokens: Tensor, corrupted: Corrupted, samples: Tensor) -> tuple[Tensor, Tensor]:
     """Return the text with the sampled tokens inserted, and True where they differ from the original."""
     is_target = corrupted.targets != IGNORED
@@ -214,14 +182,16 @@ def insert_samples(tokens: Tensor, corrupted: Corrupted, samples: Tensor) -> tup
 
 def _replaced_sums(logits: Tensor, is_replaced: Tensor, is_real: Tensor) -> Sums:
     scores = wide(logits)
-    losses = binary_cross_entropy_with_logits(scores, is_replaced.to(scores), reduction="none")
+    losses = -logsigmoid(torch.where(is_replaced, scores, -scores))  # binary cross-entropy
     loss = torch.where(is_real, losses, 0).sum()
     is_detected = (logits.detach() > 0) & is_real
-    detected, replaced, real = (is_detected & is_replaced).sum(), is_replaced.sum(), is_real.sum()
+    is_right = (is_detected == is_replaced) & is_real
+    flags = torch.stack([is_right, is_detected & is_replaced, is_detected, is_replaced, is_real])
+    right, found, detected, replaced, real = flags.flatten(1).sum(-1)  # one sum: each alone takes a launch
     metrics = {
-        "accuracy": Share(((is_detected == is_replaced) & is_real).sum(), real),
-        "recall": Share(detected, replaced),
-        "precision": Share(detected, is_detected.sum()),
+        "accuracy": Share(right, real),
+        "recall": Share(found, replaced),
+        "precision": Share(found, detected),
         "share": Share(replaced, real),
     }
     return Sums(loss, metrics)

@@ -94,7 +94,7 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
     def comparable_count(self, batch: TaskBatch) -> Tensor:
         """Return the length of the first axis of the comparable logits."""
-        return torch.tensor(len(batch.item), device=batch.item.device)
+        return torch.full((), len(batch.item), device=batch.item.device)  # without synchronisation
 
     def portions(self, model: Model) -> list[Portion]:
         """Return one portion, whose learning rate decreases from the heads down to the embedding.

@@ -14,6 +14,7 @@ from bertsmith.layers.context import Memory
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.base import Objective, Share, Sums, Term
+from bertsmith.ops.token_loss import from_scores
 from bertsmith.settings import Record
 
 
@@ -63,15 +64,12 @@ class TranslationObjective(Objective[PairBatch, TeacherForced]):
         return {"next_token": prepared.count}
 
     def __call__(self, model: Model, prepared: TeacherForced) -> dict[str, Sums]:
-        scores = target_scores(model, prepared.batch)
-        vocabulary = model.config.decoder.vocabulary if model.config.decoder else 0
-        # (batch, length, scores) or (tokens, scores) -> (tokens, scores)
-        smoothed, nll = smoothed_loss(
-            scores.flatten(0, -2), prepared.batch.expected.flatten(), vocabulary, self.config.smoothing
-        )
-        correct = (scores.detach().argmax(-1) == prepared.batch.expected).sum()
-        metrics = {"accuracy": Share(correct, prepared.count), "nll": Share(nll.detach(), prepared.count)}
-        return {"next_token": Sums(smoothed, metrics)}
+        translator, batch = require_seq2seq(model), prepared.batch
+        # (batch, length, width) or (tokens, width) -> (tokens, width)
+        states = target_states(translator, batch).flatten(0, -2)
+        found = translator.next_token_loss(states, batch.expected.flatten(), self.config.smoothing)
+        metrics = {"accuracy": Share(found.hits, found.targets), "nll": Share(found.nll, found.targets)}
+        return {"next_token": Sums(found.loss, metrics)}
 
     def for_evaluation(self) -> "TranslationObjective":
         # without smoothing the loss is the log-perplexity, comparable between runs
@@ -84,8 +82,13 @@ def target_scores(model: Model, batch: PairBatch) -> Tensor:
     Shape: (batch, length, vocabulary) or (tokens, vocabulary), the last axis padded as in `Seq2Seq.scores`.
     """
     model = require_seq2seq(model)
+    return model.scores(target_states(model, batch))
+
+
+def target_states(model: Seq2Seq, batch: PairBatch) -> Tensor:
+    """Return the decoder's hidden states, (batch, length, width) or (tokens, width)."""
     hidden_states = model.encoder(batch.source, batch.source_layout)
-    return model.scores(model.decode(batch.target, batch.target_layout, Memory(hidden_states, batch.source_layout)))
+    return model.decode(batch.target, batch.target_layout, Memory(hidden_states, batch.source_layout))
 
 
 def require_seq2seq(model: Model) -> Seq2Seq:
@@ -96,23 +99,12 @@ def require_seq2seq(model: Model) -> Seq2Seq:
 
 
 def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy with and without label smoothing.
+    """Return the summed cross-entropy with label smoothing and, without a gradient, the one without.
 
     The correct token gets 1 - smoothing; the other vocabulary - 1 tokens share the rest evenly. (PyTorch's label
     smoothing includes the correct token in that share.)
 
     Shape: scores (targets, vocabulary or more), targets (targets,), of which IGNORED ones do not count.
     """
-    is_target = targets != IGNORED
-    # at least float32: a sum over a large vocabulary loses too much precision in half precision
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    total = wide.logsumexp(-1)
-    right = wide.gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
-    plain = torch.where(is_target, total - right, 0.0)
-    nll = plain.sum()
-    if smoothing == 0.0:
-        return nll, nll
-    # the last axis may be padded with -inf
-    everything = vocabulary * total - wide[:, :vocabulary].sum(-1)
-    wrong = torch.where(is_target, everything, 0.0).sum() - nll
-    return (1 - smoothing) * nll + smoothing / (vocabulary - 1) * wrong, nll
+    found = from_scores(scores[:, :vocabulary], targets, smoothing)  # the last axis may be padded with -inf
+    return found.loss, found.nll

@@ -6,31 +6,33 @@ name, and `resolve_backend` returns the backend of each op.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from bertsmith.errors import InputError, nearest
 
 Inputs = TypeVar("Inputs")
+Result = TypeVar("Result", default=Tensor)
 
 
 @dataclass(frozen=True)
-class Implementation(Generic[Inputs]):
+class Implementation(Generic[Inputs, Result]):
     """One implementation of an op. `unsupported` returns why it cannot compute some inputs, or None if it can."""
 
-    compute: Callable[[Inputs], Tensor]
+    compute: Callable[[Inputs], Result]
     unsupported: Callable[[Inputs], str | None]
     preferred: Callable[[Inputs], bool] = lambda inputs: True
     """Whether "auto" may choose it for supported inputs; kernels in Triton's interpreter must be requested by name."""
 
 
-Implementations = Mapping[str, Implementation[Inputs]]
+Implementations = Mapping[str, Implementation[Inputs, Result]]
 """The implementations of one op by backend name, the preferred one first."""
 
 
-def choose(backends: Implementations[Inputs], backend: str, inputs: Inputs) -> Implementation[Inputs]:
+def choose(backends: Implementations[Inputs, Result], backend: str, inputs: Inputs) -> Implementation[Inputs, Result]:
     """Return the requested implementation, or for "auto" the first preferred one that supports the inputs."""
     check_backend([backends], backend)
     if backend == "auto":
@@ -47,7 +49,7 @@ def choose(backends: Implementations[Inputs], backend: str, inputs: Inputs) -> I
     return backends[backend]
 
 
-def check_backend(ops: Iterable[Implementations[Any]], backend: str) -> None:
+def check_backend(ops: Iterable[Implementations[Any, Any]], backend: str) -> None:
     """Raise InputError if none of these ops has a backend of this name."""
     if backend == "auto":
         return
@@ -56,7 +58,7 @@ def check_backend(ops: Iterable[Implementations[Any]], backend: str) -> None:
         raise InputError(f"backend is {backend!r}; {nearest(backend, names)}")
 
 
-def resolve_backend(backends: Implementations[Any], backend: str) -> str:
+def resolve_backend(backends: Implementations[Any, Any], backend: str) -> str:
     """Return the backend requested for a whole model if this op has it, else "auto"."""
     return backend if backend in backends else "auto"
 

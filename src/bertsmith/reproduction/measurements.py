@@ -5,7 +5,8 @@ A measurement is a function of its settings, a seed and a device; it returns num
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -132,9 +133,6 @@ def encoder_cost(
     return their values. On a GPU, the peak memory is measured, and lengths that exceed the limit are left out.
     """
     place = device_type(device)
-    if place == "cuda" and memory_limit_gib is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_limit_gib * 2**30 / total))
     model = build(preset(preset_name, **{**overrides, "max_length": max(lengths)}), seed=seed).to(place)
     if not has_attention:
         for block in model.encoder.blocks:
@@ -152,7 +150,8 @@ def encoder_cost(
             model.zero_grad(set_to_none=True)
 
         try:
-            seconds[str(length)], peak = _median_seconds(step, repeats, place)
+            with _memory_limit(memory_limit_gib if place == "cuda" else None):
+                seconds[str(length)], peak = _median_seconds(step, repeats, place)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             break
@@ -200,6 +199,20 @@ def _redraw(model: Model, seed: int) -> None:
     for mixer in model.modules():
         if isinstance(mixer, FavorAttention):
             mixer.initialise(0.0, generator)
+
+
+@contextmanager
+def _memory_limit(gib: float | None) -> Iterator[None]:
+    """Limit the memory of this process on a GPU; lift the limit afterwards, for other runs of the process."""
+    if gib is None:
+        yield
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 class _ValuesOnly(nn.Module):

@@ -41,9 +41,15 @@ class PlannedRun:
     """Settings of a rehearsal, laid over the settings."""
 
     @property
-    def affinity(self) -> str:
-        """Identity of the run without its seed: a process that ran it before has its network compiled."""
+    def identity(self) -> str:
+        """Hash of the run without its seed."""
         return _digest([self.command, _without_seed(self.settings)])
+
+    @property
+    def affinity(self) -> str:
+        """Identity of the network that the run compiles, for processes to keep; empty if it compiles none."""
+        run = self.settings.get("run", {})
+        return "" if run.get("compile", "off") == "off" else self.identity
 
     @property
     def data_paths(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class JobOrder:
     folder: Path
     device: str
     affinity: str = ""
-    """Orders of equal affinity compile the same network."""
+    """Orders of equal affinity compile the same network; orders without one compile none and share processes."""
 
 
 class Executor(Protocol):

@@ -56,7 +56,7 @@ def check_table(table: ExperimentTable, plan: RunPlan) -> dict[str, int]:
     """
     sizes = {}
     keys = plan.keys_of(table.name)
-    distinct = {job.affinity: job for key, job in reversed(plan.jobs.items()) if key in keys}
+    distinct = {job.identity: job for key, job in reversed(plan.jobs.items()) if key in keys}
     for job in distinct.values():
         try:
             size = _check_job(job)

@@ -101,8 +101,8 @@ class DecoderExitSettings(ShrinkSettings):
 
     @model_validator(mode="after")
     def _check_compile(self) -> "DecoderExitSettings":
-        if self.run.compile != "off":
-            raise ValueError(f"run.compile is {self.run.compile!r}; allowed with decoder exits: 'off'")
+        if self.run.compile not in ("auto", "off"):
+            raise ValueError(f"run.compile is {self.run.compile!r}; allowed with decoder exits: 'auto', 'off'")
         return self
 
 

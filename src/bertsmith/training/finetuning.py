@@ -195,7 +195,7 @@ class TranslationSettings(TaskSettings):
     def _check_shapes(self) -> "TranslationSettings":
         if self.run.compile in ("on", "graphs"):
             mode = self.run.compile
-            raise ValueError(f'run.compile is "{mode}", which needs batches of one shape; allowed here: off, whole')
+            raise ValueError(f'run.compile is "{mode}", which needs batches of one shape; allowed here: auto, off, whole')
         return self
 
 
@@ -236,8 +236,8 @@ class FinetuneSettings(TaskSettings):
             raise ValueError(
                 f"adversarial.kind is {kind!r} and encoder.frozen is 'all'; allowed with it: 'none', 'embedding'"
             )
-        if kind != "none" and self.run.compile != "off":
-            raise ValueError(f"adversarial.kind is {kind!r} and run.compile is {self.run.compile!r}; allowed: 'off'")
+        if kind != "none" and self.run.compile == "whole":
+            raise ValueError(f"adversarial.kind is {kind!r} and run.compile is 'whole'; allowed: 'auto', 'off'")
         return self
 
     @model_validator(mode="after")
@@ -247,8 +247,9 @@ class FinetuneSettings(TaskSettings):
         others = {
             "adversarial.kind": (self.adversarial.kind, "none"),
             "encoder.frozen": (self.encoder.frozen, "none"),
-            "run.compile": (self.run.compile, "off"),
         }
+        if self.run.compile == "whole":
+            raise ValueError("distillation is given and run.compile is 'whole'; allowed with it: 'auto', 'off'")
         for name, (value, allowed) in others.items():
             if value != allowed:
                 raise ValueError(f"distillation is given and {name} is {value!r}; allowed with it: {allowed!r}")

@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.source import GeneratorSource, ModelSource, check_encoder
+from bertsmith.data.devices import device_type
 from bertsmith.data.loader import BatchReader, SpecialTokens
 from bertsmith.data.plan import Plan, SequenceConfig
 from bertsmith.data.random import key
@@ -85,8 +86,10 @@ class PretrainSettings(Record):
                 f"distillation is given with objective.kind {self.objective.kind!r}; allowed with it: 'masked_lm' "
                 "without next_sentence"
             )
-        if self.run.compile not in ("off", "on"):
-            raise ValueError(f"distillation is given and run.compile is {self.run.compile!r}; allowed with it: off, on")
+        if self.run.compile not in ("auto", "off", "on"):
+            raise ValueError(
+                f"distillation is given and run.compile is {self.run.compile!r}; allowed with it: auto, off, on"
+            )
         return self
 
     @model_validator(mode="after")
@@ -214,7 +217,7 @@ def make_trainer(
     return Trainer(
         model,
         objective,
-        _data(settings, tokenizer, settings.flops_per_token(config)),
+        _data(settings, tokenizer, settings.flops_per_token(config), device),
         settings.method,
         out,
         fingerprint=_fingerprint(settings, device),
@@ -257,7 +260,9 @@ def _fingerprint(settings: PretrainSettings, device: str) -> str:
     return f"{manifest} {'bfloat16' if settings.run.is_half(device) else 'float32'}"
 
 
-def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tuple[float, ...]) -> TrainingData:
+def _data(
+    settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tuple[float, ...], device: str
+) -> TrainingData:
     """Return the data of every phase; held-out sequences are always the first phase's, so that losses compare."""
     assert settings.data is not None
     folder = Path(settings.data)
@@ -265,19 +270,22 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tup
     corpus = TokenCorpus(folder, "train", verify=settings.verify_data)
     if corpus.manifest.tokenizer_hash != tokenizer.hash:
         raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
+    # a compiled step needs one shape; otherwise empty sequences would only cost time
+    compile = settings.run.compile
+    has_one_shape = device_type(device) == "cuda" if compile == "auto" else compile != "off"
     phases = []
     for number, (phase, flops) in enumerate(zip(settings.all_phases, flops_per_token, strict=True)):
         config = settings.sequences.changed(length=phase.length, micro_tokens=phase.micro_tokens)
         seed = key(settings.run.seed, 13, number) if number else settings.run.seed
         plan = Plan(corpus, config, seed).check("train")
-        # a compiled step needs one shape; otherwise empty sequences would only cost time
-        slots = plan.slots if settings.run.compile != "off" else None
+        slots = plan.slots if has_one_shape else None
         phases.append(PhaseData(plan, BatchReader(corpus, config, special, slots), flops, seed))
     if not corpus.manifest.splits["held_out"].tokens:
-        return TrainingData(tuple(phases), None, None)
+        return TrainingData(tuple(phases), None, None, has_one_shape)
     held_out = TokenCorpus(folder, "held_out", verify=settings.verify_data)
     held_out_plan = Plan(held_out, settings.sequences, 0).check("held_out")
-    return TrainingData(tuple(phases), held_out_plan, BatchReader(held_out, settings.sequences, special, None))
+    reader = BatchReader(held_out, settings.sequences, special, None)
+    return TrainingData(tuple(phases), held_out_plan, reader, has_one_shape)
 
 
 def _baseline(settings: PretrainSettings) -> Baseline:

@@ -13,6 +13,7 @@ from bertsmith.data.devices import device_type
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.settings import Record
+from bertsmith.training.compilation import Compile, TrainingLoad
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import Phase, TokenPhase, borders, timetable
 
@@ -54,9 +55,10 @@ class RunConfig(Record):
     seed: int = Field(default=0, ge=0, lt=2**62)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
-    compile: Literal["off", "on", "whole", "graphs"] = "off"
+    compile: Compile = "auto"
     """torch.compile: each layer by itself ("on", ready in seconds), or forward and backward pass as a whole ("whole",
-    minutes); "graphs" also replays the whole as CUDA graphs, for GPUs."""
+    minutes). "graphs" compiles each layer and replays whole passes as CUDA graphs, for one GPU. "auto" chooses by
+    device, network and length of the run and reports its choice; if that fails, it reports why and takes a safer one."""
     deterministic: bool = False
     """Bit-equal runs of one seed on the same hardware, software and number of processes: only deterministic operations
     are used, and one without a deterministic implementation raises an error. Slower on a GPU."""
@@ -117,6 +119,13 @@ class Method:
     def micro_batches(self, step: int, processes: int) -> int:
         """Return the number of micro-batches of one step on each process."""
         return self.phases[self.phase(step)].micro_batches(step, self.run.steps, processes)
+
+    def load(self, flops_per_token: Sequence[float], *, has_one_shape: bool, keeps_shapes: bool) -> TrainingLoad:
+        """Return the number and size of the run's forward and backward passes."""
+        passes = self.run.steps * self.micro_batches(self.run.steps - 1, 1)
+        sizes = [phase.micro_tokens if isinstance(phase, TokenPhase) else 0 for phase in self.phases]
+        flops = max(each * tokens for each, tokens in zip(flops_per_token, sizes, strict=True))
+        return TrainingLoad(has_one_shape, keeps_shapes, passes, flops)
 
     def tokens(self) -> tuple[int, ...]:
         """Return the tokens of each phase on one process, padding included."""

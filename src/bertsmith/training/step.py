@@ -1,6 +1,5 @@
 """One training step of a model on its device: forward, backward and optimiser, in one process or several."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,20 +13,31 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.devices import device_type
+from bertsmith.data.nested import map_tensors
 from bertsmith.data.random import seed_everything
 from bertsmith.errors import InputError
-from bertsmith.layers.block import Block
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.masks import masked_weights
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
+from bertsmith.training.compilation import (
+    SAFER,
+    Circumstances,
+    Mode,
+    TrainingLoad,
+    choose_mode,
+    compile_layers,
+    describe_choice,
+    describe_fall_back,
+    uncompile_layers,
+)
 from bertsmith.training.determinism import enter_deterministic_mode, explains_nondeterminism
+from bertsmith.training.graphs import Graphed, RecordingError
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method, RunConfig
-
-RECOMPILE_LIMIT = 128
 
 
 class _Step(nn.Module):
@@ -45,7 +55,14 @@ class TrainStep:
     """Forward, backward and optimiser step of one model, independent of data, logs and files."""
 
     def __init__(
-        self, model: Model, objective: Objective[Any, Any], method: Method, out: Path, *, device: str = "auto"
+        self,
+        model: Model,
+        objective: Objective[Any, Any],
+        method: Method,
+        out: Path,
+        *,
+        device: str = "auto",
+        load: TrainingLoad = TrainingLoad(),
     ) -> None:
         run = method.run
         _check_trackers(run)
@@ -73,9 +90,16 @@ class TrainStep:
             raise InputError(
                 "the model has masks and accelerate's config requests sharded weights (FSDP); allowed: DDP"
             )
-        self.is_graphed = run.compile == "graphs"
-        self._check_compile(run)
-        step = _Step(self.model, self._compiled(run), self.evaluation)
+        self.notices: list[str] = []
+        """Messages for the user that the trainer has not shown yet."""
+        self.is_auto = run.compile == "auto"
+        mode = self._choose_mode(run, load)
+        compute: Callable[[Model, Any], dict[str, Sums]] = self.objective
+        if mode in ("on", "graphs"):
+            compile_layers(self.model)
+        elif mode == "whole":
+            compute = torch.compile(self.objective.__call__)
+        step = _Step(self.model, compute, self.evaluation)
         if self.is_sharded:
             self.step_module: Any = sharding.shard(step, self.device, self.processes, half=half)
         else:
@@ -84,6 +108,22 @@ class TrainStep:
         self.portions = self.objective.portions(self.model)
         self.config = method.optimizer
         self.optimizer = method.optimizer.build(self.portions)
+        self.parameters = [parameter for portion in self.portions for parameter in portion.parameters]
+        self._set_mode(mode)
+
+    def prepare(self, batch: TrainingBatch, seed: int) -> Any:
+        """Return a micro-batch on the device as the objective prepares it."""
+        batch = batch.to(self.device)
+        if self._recorded_prepare is None or not isinstance(batch, TokenBatch):
+            return self.objective.prepare(batch, seed)
+        try:
+            # a copy: the next micro-batch overwrites what the graph returns
+            return map_tensors(torch.clone, self._recorded_prepare(batch.recordable(), seed))
+        except RecordingError as error:
+            if not self.is_auto:
+                raise
+            self._fall_back(error)
+            return self.objective.prepare(batch, seed)
 
     @explains_nondeterminism
     def learn(self, prepared: Sequence[Any], draws: Sequence[tuple[int, ...]], rate: float, meter: Meter) -> None:
@@ -97,23 +137,58 @@ class TrainStep:
             with self.accelerator.autocast():
                 parts = self.objective.parts(inputs)
             for position, part in enumerate(parts, start=1):
-                if self.is_graphed:
-                    torch.compiler.cudagraph_mark_step_begin()
-                with self._gradients(is_synchronised=index == len(prepared) - 1 and position == len(parts)):
-                    with self.accelerator.autocast():
-                        sums = self.step_module(part)
-                    terms = self.objective.terms.items()
-                    loss = sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
-                    # the backward pass averages over processes, but the loss is a sum
-                    self.accelerator.backward(loss * self.processes)
+                is_first, is_last = index + position == 1, index == len(prepared) - 1 and position == len(parts)
+                with self._gradients(is_synchronised=is_last):
+                    sums = self._run_pass(part, totals, is_first=is_first)
                 # immediately: the next replay of a CUDA graph overwrites its outputs
                 meter.add(sums, counts[index])
         norms = [self._clip(portion.parameters) for portion in self.portions]
         self.optimizer.step()
         for masked in self.masked_weights:  # moments from before the pruning still move a weight
             masked.clear()
-        self.optimizer.zero_grad(set_to_none=not self.is_graphed)
+        # graphs add to the same gradients in every step
+        self.optimizer.zero_grad(set_to_none=self.mode != "graphs")
         meter.add_step(torch.stack(norms).norm())
+
+    def _run_pass(self, part: Any, totals: dict[str, Tensor], *, is_first: bool) -> dict[str, Sums]:
+        """Run forward and backward pass; if an automatically chosen mode fails, continue in a safer one.
+
+        `is_first` is True for the first pass of a step.
+        """
+        try:
+            return self._pass(part, totals)
+        except (RecordingError, RuntimeError) as error:
+            if not self._can_fall_back(error, is_first=is_first):
+                raise
+            self._fall_back(error)
+        return self._run_pass(part, totals, is_first=is_first)
+
+    def _forward_backward(self, part: Any, totals: dict[str, Tensor]) -> dict[str, Sums]:
+        """Add the gradients of one part of a micro-batch; `totals` are the counts of the whole step."""
+        with self.accelerator.autocast():
+            sums: dict[str, Sums] = self.step_module(part)
+        terms = self.objective.terms.items()
+        # the backward pass averages over processes, but the loss is a sum
+        factor = self.processes
+        loss = factor * sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
+        if self.mode == "graphs":
+            self._add_gradients(loss)
+        else:
+            self.accelerator.backward(loss)
+        return sums
+
+    def _add_gradients(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to tensors that stay in place, by a few kernels instead of one per parameter."""
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        sums, summands = list[Tensor](), list[Tensor]()
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            sums.append(parameter.grad)
+            summands.append(gradient)
+        torch._foreach_add_(sums, summands)
 
     @torch.no_grad()
     def measure(self, prepared: Any) -> dict[str, Sums]:
@@ -146,9 +221,7 @@ class TrainStep:
         del self.step_module
         if self._leave_deterministic_mode is not None:
             self._leave_deterministic_mode()
-        for module in self.model.modules():
-            if isinstance(module, Block):
-                module.__dict__.pop("forward", None)  # a copy of the model would call this one's compiled layers
+        uncompile_layers(self.model)
         self.accelerator.free_memory()
         if is_last:
             self.accelerator.end_training()
@@ -163,40 +236,45 @@ class TrainStep:
             return nullcontext()
         return nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module)
 
-    def _check_compile(self, run: RunConfig) -> None:
-        """Raise InputError if run.compile is not supported here; allocate gradients for CUDA graphs."""
-        if self.is_sharded and run.compile in ("whole", "graphs"):
-            raise InputError(f"run.compile is {run.compile!r} and the weights are sharded; allowed: off, on")
-        if any(isinstance(module, Encoder) and module.recomputes for module in self.model.modules()):
-            walk = "the encoder is reversible or an equilibrium"
-            if run.compile != "off":
-                raise InputError(f"run.compile is {run.compile!r} and {walk}; allowed: off")
-            if self.is_sharded:
-                raise InputError(f"the weights are sharded and {walk}; allowed: whole weights on every process")
-        if not self.is_graphed:
-            return
-        if self.device.type != "cuda":
-            raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
-        # gradients must not live in the memory of a graph, which its next replay overwrites
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+    def _choose_mode(self, run: RunConfig, load: TrainingLoad) -> Mode:
+        """Return how steps run here; raise InputError for a mode that is not supported."""
+        recomputes = any(isinstance(module, Encoder) and module.recomputes for module in self.model.modules())
+        if recomputes and self.is_sharded:
+            raise InputError(
+                "the weights are sharded and the encoder is reversible or an equilibrium; allowed: whole weights on "
+                "every process"
+            )
+        given = Circumstances(self.device.type, self.processes, self.is_sharded, recomputes, load)
+        mode, reason = choose_mode(run.compile, given)
+        if self.is_auto:
+            self.notices.append(describe_choice(mode, reason))
+        return mode
 
-    def _compiled(self, run: RunConfig) -> Callable[[Model, Any], dict[str, Sums]]:
-        if run.compile == "off":
-            return self.objective
-        if run.compile == "on":
-            # the compiler inspects .grad of hidden states, about which PyTorch warns
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            # layers of all shapes, phases and runs of this process count as one function, which by default is compiled
-            # eight times; further shapes would run uncompiled, with a warning only
-            torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
-            for module in self.model.modules():
-                if isinstance(module, Block):
-                    # layers of one shape share the compiled code; dynamic shapes would make it slower
-                    module.forward = torch.compile(module.forward, dynamic=False)  # type: ignore[method-assign]
-            return self.objective
-        mode = "reduce-overhead" if self.is_graphed else "default"
-        return torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)
+    def _set_mode(self, mode: Mode) -> None:
+        """Set how passes run; the layers are already compiled."""
+        self.mode: Mode = mode
+        self._pass: Callable[[Any, dict[str, Tensor]], dict[str, Sums]] = self._forward_backward
+        self._recorded_prepare: Graphed[[Any, int], Any] | None = None
+        if mode == "graphs":
+            self._pass = Graphed(self._forward_backward)
+            self._recorded_prepare = Graphed(self.objective.prepare)
+
+    def _can_fall_back(self, error: Exception, *, is_first: bool) -> bool:
+        """Return whether a failed pass can be repeated in a safer mode."""
+        if not self.is_auto or self.mode not in SAFER:
+            return False
+        # nothing was computed while recording; a failed compilation may have added gradients of some layers
+        is_compilation = isinstance(error, torch._dynamo.exc.TorchDynamoException)
+        return isinstance(error, RecordingError) or (is_compilation and is_first)
+
+    def _fall_back(self, error: Exception) -> None:
+        """Continue in the next safer mode and tell the user."""
+        mode = SAFER[self.mode] if isinstance(error, RecordingError) else "off"
+        self.notices.append(describe_fall_back(self.mode, mode, error))
+        if mode == "off":
+            uncompile_layers(self.model)
+            self.optimizer.zero_grad()
+        self._set_mode(mode)
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Clip the gradient of some weights; return its norm before clipping."""

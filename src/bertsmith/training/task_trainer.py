@@ -45,7 +45,8 @@ class FinetuneRunConfig(Record):
     """Evaluations without improvement after which the run stops early; None for never."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
-    compile: Literal["off", "whole"] = "off"
+    compile: Literal["auto", "off", "whole"] = "auto"
+    """torch.compile of the whole step ("whole"); "auto" is "off", since the shapes of batches vary."""
     deterministic: bool = False
     """Bit-equal runs of one seed on the same hardware, software and number of processes; slower on a GPU."""
     workers: int = Field(default=0, ge=0)

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from bertsmith.data.random import key
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
@@ -79,7 +78,12 @@ class Trainer:
         self.notices, self.evaluator, self.before_step = notices, evaluator, before_step
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.settings, self.baseline, self.branch = fingerprint, settings, baseline, branch
-        self.train_step = TrainStep(model, objective, method, out, device=device)
+        load = method.load(
+            [phase.flops_per_token for phase in data.phases],
+            has_one_shape=data.has_one_shape,
+            keeps_shapes=objective.keeps_shapes,
+        )
+        self.train_step = TrainStep(model, objective, method, out, device=device, load=load)
         self.model, self.processes = self.train_step.model, self.train_step.processes
         for number, phase in enumerate(method.phases):
             phase.check(number, self.processes)
@@ -141,7 +145,15 @@ class Trainer:
         """Return this process's micro-batches from the current position on."""
         train_step, workers = self.train_step, self.method.run.workers
         pin = train_step.device.type == "cuda"
-        return Feed(self.data, self.progress, rank=train_step.rank, processes=self.processes, workers=workers, pin=pin)
+        return Feed(
+            self.data,
+            self.progress,
+            train_step.prepare,
+            rank=train_step.rank,
+            processes=self.processes,
+            workers=workers,
+            pin=pin,
+        )
 
     def meter(self) -> Meter:
         """Return an empty meter for the objective's metrics."""
@@ -153,6 +165,7 @@ class Trainer:
         meter = self.meter()
         meter.restore(self.progress.meter, is_main=self.train_step.is_main)
         while not self.is_finished:
+            self._show_notices(display)
             self._step(feed, meter)
             step = self.progress.step
             is_last = self.is_finished
@@ -187,20 +200,19 @@ class Trainer:
             self.before_step(self.model, step)
         phase = self.method.phase(step)
         data = self.data.phases[phase]
-        with meter.waiting():
-            loaded = feed.take(phase, self.method.micro_batches(step, self.processes))
-        prepared = [
-            train_step.objective.prepare(item.batch.to(train_step.device), key(data.seed, 5)) for item in loaded
-        ]
-        draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
-        train_step.learn(prepared, draws, self.method.rate(step), meter)
-        tokens = sum(item.batch.real_tokens for item in loaded)
+        taken = feed.take(phase, self.method.micro_batches(step, self.processes), meter)
+        draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in taken]
+        train_step.learn([item.prepared for item in taken], draws, self.method.rate(step), meter)
+        tokens = sum(item.real_tokens for item in taken)
         flops = tokens * data.flops_per_token
         meter.tokens, meter.flops = meter.tokens + tokens, meter.flops + flops
         progress = self.progress
         progress.step += 1
         progress.tokens += tokens * self.processes
         progress.flops += flops * self.processes
+        if not self.is_finished:  # reading the log or evaluating would otherwise leave the device without work
+            step = progress.step
+            feed.fetch(self.method.phase(step), self.method.micro_batches(step, self.processes), meter)
 
     def _evaluate(self, display: Display) -> bool:
         """Evaluate on the held-out split; return True if it is the best evaluation so far."""
@@ -340,6 +352,12 @@ class Trainer:
         for row in rows:
             self.log.write(row)
             display.notify(row["text"])
+
+    def _show_notices(self, display: Display) -> None:
+        """Show the messages of the training step, such as the choice of its mode."""
+        for notice in self.train_step.notices:
+            display.notify(notice)
+        self.train_step.notices.clear()
 
     def _check_finite(self, row: LogRow) -> None:
         reason = non_finite_reason(row)

@@ -92,9 +92,8 @@ def test_order_depends_on_seed_and_epoch() -> None:
 @pytest.mark.slow  # starts processes; test_plan.py tests workers of a corpus
 def test_workers_do_not_change_the_batches() -> None:
     pairs, config = some_pairs(60), PairConfig(length=32, micro_tokens=200)
-    plans = list(PairPlan(pairs, config, 0).one_epoch())
-    reader = PairReader(pairs, config, SPECIAL)
-    here, there = (list(load_batches(reader, plans, workers=workers)) for workers in (0, 1))
+    plan, reader = PairPlan(pairs, config, 0), PairReader(pairs, config, SPECIAL)
+    here, there = (list(islice(load_batches(reader, plan, workers=workers), 12)) for workers in (0, 1))
     assert [item.cursor for item in here] == [item.cursor for item in there]
     assert all(a.batch.source.equal(b.batch.source) for a, b in zip(here, there, strict=True))
 

@@ -176,8 +176,9 @@ def test_batches_have_fixed_shapes(corpus_folder: Path) -> None:
 
 def test_workers_do_not_change_the_batches(corpus_folder: Path) -> None:
     plan, reader = reader_of(corpus_folder, CONFIGS[2])
-    plans = list(islice(plan.from_cursor(Cursor()), 12))
-    alone, helped = (list(load_batches(reader, plans, workers=workers)) for workers in (0, 2))
+    position = {"cursor": Cursor(0, 0, 1), "skip": 1, "every": 2}
+    alone, helped = (list(islice(load_batches(reader, plan, **position, workers=workers), 12)) for workers in (0, 2))
+    assert [item.cursor for item in alone] == [item.cursor for item in islice(plan.from_cursor(**position), 12)]
     assert [item.cursor for item in alone] == [item.cursor for item in helped]
     for first, second in zip(alone, helped, strict=True):
         assert torch.equal(first.batch.tokens, second.batch.tokens)

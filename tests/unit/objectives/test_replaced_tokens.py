@@ -17,7 +17,6 @@ from bertsmith import SequenceLayout
 from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import Vocabulary
-from bertsmith.data.random import uniform
 from bertsmith.models.build import build
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.generator import fold, part_of, unfold
@@ -29,7 +28,6 @@ from bertsmith.objectives.replaced_tokens import (
     ReplacedBatch,
     ReplacedTokenDetection,
     ReplacedTokenDetectionConfig,
-    sample,
 )
 from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig
@@ -266,30 +264,6 @@ def test_fold_inverts_unfold() -> None:
     for sharing in ("none", "full"):
         plain = make(sharing)
         assert unfold(plain).config == make(sharing).config
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_samples_follow_the_softmax(temperature: float) -> None:
-    scores = torch.tensor([0.3, -1.0, 2.0, -math.inf, 0.0, 1.1, -2.0, 9.0])  # the last entry is beyond the vocabulary
-    draws, vocabulary = 50_000, 7
-    draw = uniform(17, torch.arange(draws))
-    samples = sample(scores.expand(draws, -1), draw, temperature, vocabulary)
-    expected = draws * (scores[:vocabulary] / temperature).softmax(-1)
-    counts = torch.bincount(samples, minlength=vocabulary)
-    assert len(counts) == vocabulary
-    assert counts[3] == 0
-    possible = expected > 0
-    spread = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    assert spread < 20.5  # χ² with 5 degrees of freedom, p = 0.001
-
-
-def test_extreme_draws_give_valid_tokens() -> None:
-    scores = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).expand(2, -1)
-    assert sample(scores, torch.tensor([0.0, 1 - 2.0**-24]), 1.0, 4).tolist() == [1, 2]
-    wide = torch.randn(64, 30522, generator=torch.Generator().manual_seed(0))
-    last = sample(wide, torch.full((64,), 1 - 2.0**-24), 1.0, 30522)
-    assert bool((last > 30400).all())
-    assert sample(wide, torch.zeros(64), 1.0, 30522).tolist() == [0] * 64
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)

@@ -100,6 +100,14 @@ def test_key_ignores_speed_and_depends_on_everything_else(path: Path) -> None:
     assert len(keys("set.corpus.held_out = 0.1") & plain) == len(plain) - 3
 
 
+def test_only_runs_that_compile_have_an_affinity(path: Path) -> None:
+    path.write_text(TABLE + "[runs.pretrained.settings.run]\ncompile = 'on'\n")
+    jobs = RunPlan([read_table(path)]).jobs.values()
+    assert {job.affinity for job in jobs if job.command != "pretrain"} == {""}
+    # one compiled network a row, the same for all seeds
+    assert len({job.affinity for job in jobs if job.command == "pretrain"} - {""}) == 2
+
+
 def test_located_settings_have_paths(path: Path) -> None:
     jobs = RunPlan([read_table(path)]).jobs
     task = next(job for job in jobs.values() if job.command == "finetune")

@@ -27,7 +27,8 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.layers.elementwise import TokenDropout
 from bertsmith.models.vocabulary import add_tokens
-from bertsmith.objectives.replaced_tokens import insert_samples, sample
+from bertsmith.objectives.replaced_tokens import insert_samples
+from bertsmith.ops.token_loss import sample
 from bertsmith.text.extend import extend_tokenizer, new_tokens
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import to_toml
@@ -165,7 +166,7 @@ def test_replaced_tokens_start_at_the_imported_losses(
         scores = torch.cat([guesser(tokens).logits[0] for tokens in rows(corrupted.tokens, starts)])[
             corrupted.positions
         ]
-        guesses = sample(scores, prepared.draw, 1.0, scores.shape[-1])
+        guesses = sample(scores, prepared.draw, 1.0)
         guessed, is_replaced = insert_samples(prepared.tokens, corrupted, guesses)
         logits = torch.cat([finder(tokens).logits[0] for tokens in rows(guessed, starts)])
     real = prepared.is_real

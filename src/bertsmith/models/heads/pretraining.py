@@ -16,6 +16,7 @@ from bertsmith.layers.elementwise import ACTIVATIONS, Activation, Norm
 from bertsmith.layers.embedding import token_scores
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.ops.token_loss import Sampling, TokenLoss, token_loss
 
 
 class MaskDecoder(nn.Module):
@@ -190,7 +191,18 @@ class MaskedTokens(nn.Module):
         Shape: hidden (…, width), table (vocabulary, embedding width) -> (…, vocabulary). On a GPU the last axis is
         padded to a multiple of 64 with scores of -inf, because tensor cores need aligned rows.
         """
-        return token_scores(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias)
+        return token_scores(self._transformed(hidden), table, self.bias)
+
+    def loss(self, hidden: Tensor, table: Tensor, targets: Tensor, sampling: Sampling | None = None) -> TokenLoss:
+        """Return the cross-entropy of the scores, and samples from them: hidden (targets, width), targets (targets,).
+
+        It never materialises scores in float32.
+        """
+        return token_loss(self._transformed(hidden), table, self.bias, targets, sampling=sampling)
+
+    def _transformed(self, hidden: Tensor) -> Tensor:
+        transformed: Tensor = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
+        return transformed
 
 
 class NextToken(nn.Module):

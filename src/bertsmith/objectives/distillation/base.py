@@ -97,7 +97,7 @@ class DistillationTerm(Record, ABC):
 
     def count(self, task: Supervised, batch: TaskBatch) -> Tensor:
         """Return the number of targets that the loss is averaged over; by default real tokens."""
-        return torch.tensor(batch.real_tokens, device=batch.tokens.device)
+        return torch.full((), batch.real_tokens, device=batch.tokens.device)  # without synchronisation
 
 
 def real_states(states: Tensor, batch: TaskBatch) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -111,6 +111,8 @@ class Distillation(Objective[TaskBatch, DistillationBatch]):
     Each sub-network is a part of the step, with its backward pass before the next forward pass, so that memory holds
     one at a time. The whole network is last, so that every weight is used when processes exchange gradients.
     """
+
+    keeps_shapes: ClassVar[bool] = False  # hidden states are compared at real tokens only
 
     task: Supervised
     terms_by_name: Mapping[str, DistillationTerm]

@@ -3,11 +3,16 @@
     python benchmarks/serving.py                    # the scheduler in this process
     python benchmarks/serving.py --http             # the whole service over loopback, in a process of its own
     python benchmarks/serving.py --http --size base --rounds 5
+    python benchmarks/serving.py --device cuda      # one table: precisions, CUDA graphs, several loads; a minute
 
 Texts have a long-tailed mix of 4 to 256 tokens. (1) One client sends one request at a time, to a scheduler with one
 thread per product and to one that uses all cores; then many clients send requests concurrently. (2) Requests arrive at
 five times the rate of the batched service, first with the whole model alone, then with an elastic size schedule. Every
 answer is compared with the output of the model for the same text alone, in the size that answered.
+
+On a GPU a request has `--request-texts` texts. Closed loops of 1 to 256 clients compare eager computation, CUDA graphs
+with one batch in flight, and with two; open loops at shares of the highest throughput compare the whole model with the
+elastic size schedule.
 """
 
 import argparse
@@ -35,6 +40,9 @@ from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import Asking, HttpTarget, Known, Load, SchedulerTarget, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
 
+BFLOAT16_TOLERANCE = 0.1  # relative, of probabilities, besides a tenth of it absolute
+CLIENTS = (1, 8, 64, 256)
+SHARES = (0.3, 0.7, 1.5, 4.0)  # of the highest throughput
 FLOOR = 0.9  # share of the whole model's score; all sizes of the test model keep it
 TIMEOUT = 10.0  # seconds
 
@@ -47,7 +55,8 @@ class Bench:
         write_folder(folder, options.size)
         self.texts = make_texts(options.texts, options.median)
         # opened once each, because freed memory is not returned to the system immediately
-        self.opened = {floor: ServedModel.open(folder, device="cpu", floor=floor) for floor in (None, FLOOR)}
+        self.opened = {floor: ServedModel.open(folder, device=options.device, floor=floor) for floor in (None, FLOOR)}
+        self.tolerance = BFLOAT16_TOLERANCE if self.opened[None].is_half else 1e-3
         served = self.opened[FLOOR]
         made = served.tokenizer.encode(self.texts, None, served.encoding.length, padding=False)
         self.asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
@@ -60,13 +69,19 @@ class Bench:
 
     @asynccontextmanager
     async def serving(
-        self, *, floor: float | None = None, waiting: int = 10**6, threads: int = 1, workers: int | None = None
+        self,
+        *,
+        floor: float | None = None,
+        waiting: int = 10**6,
+        threads: int = 1,
+        workers: int | None = None,
+        has_graphs: bool = True,
     ) -> AsyncIterator[tuple[Asking, int]]:
-        """The running service and its process, with one worker per core."""
-        workers = workers or max(1, cores() // threads)
+        """The running service and its process, with one worker per core, or two on a GPU."""
+        workers = workers or (max(1, cores() // threads) if self.options.device == "cpu" else 2)
         if self.options.http:
             async with _service(self, floor, waiting, threads, workers) as (target, process):
-                yield Asking(target, len(self.texts), self.known), process
+                yield self._asking(target), process
             return
         torch.set_num_threads(threads)
         limits = SchedulerLimits(
@@ -74,10 +89,15 @@ class Bench:
         )
         scheduler = Scheduler(self.opened[floor], limits)
         scheduler.start()
+        if not has_graphs:
+            scheduler.captured = None
         try:
-            yield Asking(SchedulerTarget(scheduler, self.asked, TIMEOUT), len(self.texts), self.known), os.getpid()
+            yield self._asking(SchedulerTarget(scheduler, self.asked, TIMEOUT)), os.getpid()
         finally:
             scheduler.close()
+
+    def _asking(self, target: Target) -> Asking:
+        return Asking(target, len(self.texts), self.known, size=self.options.request_texts, tolerance=self.tolerance)
 
 
 @asynccontextmanager
@@ -85,7 +105,8 @@ async def _service(
     bench: Bench, floor: float | None, waiting: int, threads: int, workers: int
 ) -> AsyncIterator[tuple[Target, int]]:
     """`bertsmith serve` on a free port."""
-    given = ["--port", "0", "--threads", str(threads), "--workers", str(workers), "--device", "cpu"]
+    given = ["--port", "0", "--threads", str(threads), "--workers", str(workers)]
+    given += ["--device", bench.options.device]
     given += ["--queue-tokens", str(waiting), "--queue-sequences", "100000", "--max-requests", "100000"]
     given += ["--batch-tokens", str(bench.options.batch_tokens), "--timeout", str(TIMEOUT)]
     given += [] if floor is None else ["--floor", str(floor)]
@@ -122,9 +143,46 @@ def main() -> None:
             f"{len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):g}, "
             f"mean {statistics.mean(lengths):.1f}; load average {os.getloadavg()[0]:.1f}"
         )
-        metrics = asyncio.run(_run(bench))
+        metrics = asyncio.run(_run(bench) if options.device == "cpu" else _run_on_gpu(bench))
     if options.metrics:
         Path(options.metrics).write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+
+
+async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
+    """Print one table of throughput and latency at several loads."""
+    options, per_request = bench.options, bench.options.request_texts
+    ways: dict[str, dict[str, Any]] = {"graphs, one in flight": {"workers": 1}, "graphs": {}}
+    if not options.http:  # the service has no flag against graphs
+        ways = {"eager": {"has_graphs": False}, **ways}
+    print(f"\n{torch.cuda.get_device_name()}, {bench.opened[None].precision}, {per_request} texts per request")
+    print("| | load | texts/s | p50 ms | p99 ms | refused | sizes in use | wrong |\n|---|---|---|---|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+
+    def add(way: str, name: str, load: Load) -> None:
+        row = {"way": way, "load": name, "texts_per_second": per_request * load.per_second, "wrong": load.wrong}
+        row |= {"p50": load.percentile(50), "p99": load.percentile(99), "refused": load.ends["refused"]}
+        rows.append(row)
+        print(
+            f"| {way} | {name} | {row['texts_per_second']:,.0f} | {row['p50']:.2f} | {row['p99']:.2f} | "
+            f"{row['refused']} | {len(load.sizes)} | {load.wrong} |",
+            flush=True,
+        )
+
+    for way, settings in ways.items():
+        async with bench.serving(**settings) as (asking, _):
+            await asking.closed(64, 0.5)
+            for clients in CLIENTS:
+                add(way, f"{clients} clients", await asking.closed(clients, options.seconds))
+    highest = max(row["texts_per_second"] for row in rows) / per_request
+    mean = per_request * statistics.mean(len(own.tokens) for own in bench.asked)
+    waiting = max(100_000, int(highest * mean * options.queue_seconds))
+    for way, floor in (("whole", None), ("elastic", FLOOR)):
+        async with bench.serving(floor=floor, waiting=waiting) as (asking, _):
+            await asking.closed(64, 0.5)
+            for share in SHARES:
+                load = await asking.at_rate(share * highest, options.seconds)
+                add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
+    return {"rows": rows}
 
 
 async def _run(bench: Bench) -> dict[str, Any]:
@@ -212,14 +270,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--median", type=float, default=20, help="median length of the texts in tokens")
     parser.add_argument("--callers", type=int, default=32)
-    parser.add_argument("--batch-tokens", type=int, default=1024)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--request-texts", type=int, help="texts of a request; 1 on a CPU, 8 on a GPU by default")
+    parser.add_argument("--batch-tokens", type=int, help="1024 on a CPU, 16384 on a GPU by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each closed loop")
     parser.add_argument("--overload", type=float, default=5.0)
     parser.add_argument("--open-seconds", type=float, default=6.0)
     parser.add_argument("--queue-seconds", type=float, default=1.0, help="of work that may wait")
-    parser.add_argument("--figures", help="write all metrics to this JSON file")
-    return parser.parse_args()
+    parser.add_argument("--metrics", help="write all metrics to this JSON file")
+    options = parser.parse_args()
+    is_cpu = options.device == "cpu"
+    options.request_texts = options.request_texts or (1 if is_cpu else 8)
+    options.batch_tokens = options.batch_tokens or (1024 if is_cpu else 16_384)
+    return options
 
 
 if __name__ == "__main__":

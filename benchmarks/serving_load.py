@@ -16,17 +16,20 @@ from bertsmith.serving.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class Said:
-    """Outcome of one request: "answered", "refused" or "late", with the scores by label and the size that answered."""
+    """Outcome of one request: "answered", "refused" or "late", with the scores of its texts and the size that answered.
+
+    Shape: scores (texts, labels).
+    """
 
     end: str
-    scores: tuple[float, ...] = ()
+    scores: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
     size: tuple[float, float] = (1.0, 1.0)
 
 
 class Target(Protocol):
-    """Send a request for the text of this index."""
+    """Send a request for the texts of these indices."""
 
-    async def ask(self, number: int) -> Said: ...
+    async def ask(self, numbers: Sequence[int]) -> Said: ...
     async def close(self) -> None: ...
 
 
@@ -36,16 +39,17 @@ class SchedulerTarget:
     def __init__(self, scheduler: Scheduler, asked: Sequence[TokenSequence], timeout: float) -> None:
         self.scheduler, self.asked, self.timeout = scheduler, asked, timeout
 
-    async def ask(self, number: int) -> Said:
+    async def ask(self, numbers: Sequence[int]) -> Said:
         try:
-            answered = await self.scheduler.submit("task", [self.asked[number]], timeout=self.timeout)
+            sequences = [self.asked[number] for number in numbers]
+            answered = await self.scheduler.submit("task", sequences, timeout=self.timeout)
         except QueueFull:
             return Said("refused")
         except DeadlineExceeded:
             return Said("late")
         subnet = answered.subnet
         size = (1.0, 1.0) if subnet is None else (subnet.width, subnet.depth)
-        return Said("answered", tuple(softmax(answered.outputs[0]).tolist()), size)
+        return Said("answered", softmax(np.stack(answered.outputs)), size)
 
     async def close(self) -> None:
         await self.scheduler.drain()
@@ -55,21 +59,20 @@ class HttpTarget:
     """POST /predict over keep-alive connections, with little client overhead."""
 
     def __init__(self, host: str, port: int, texts: Sequence[str], labels: Sequence[str]) -> None:
-        self.host, self.port, self.labels = host, port, labels
-        self.requests = [self._request(text) for text in texts]
+        self.host, self.port, self.labels, self.texts = host, port, labels, texts
         self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(self, number: int) -> Said:
+    async def ask(self, numbers: Sequence[int]) -> Said:
         is_new = not self.free
         reader, writer = await asyncio.open_connection(self.host, self.port) if is_new else self.free.pop()
         try:
-            writer.write(self.requests[number])
+            writer.write(self._request([self.texts[number] for number in numbers]))
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
             if is_new:
                 raise
-            return await self.ask(number)  # the server closed an idle connection
+            return await self.ask(numbers)  # the server closed an idle connection
         status, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -84,17 +87,18 @@ class HttpTarget:
             return Said("late")
         if code != 200:
             return Said(f"status {code}")
-        scores = {one["label"]: one["score"] for one in json.loads(body)}
+        by_label = [{one["label"]: one["score"] for one in row} for row in json.loads(body)]
         size = float(headers["x-bertsmith-width"]), float(headers["x-bertsmith-depth"])
-        return Said("answered", tuple(scores[label] for label in self.labels), size)
+        return Said("answered", np.array([[row[label] for label in self.labels] for row in by_label]), size)
 
     async def close(self) -> None:
         for _, writer in self.free:
             writer.close()
         self.free = []
 
-    def _request(self, text: str) -> bytes:
-        body = json.dumps({"inputs": text}).encode()
+    def _request(self, texts: Sequence[str]) -> bytes:
+        # a list in a list is a text alone: a list of two texts would be a pair
+        body = json.dumps({"inputs": [[text] for text in texts]}).encode()
         head = f"POST /predict HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -111,8 +115,10 @@ class Load:
     sizes: Counter[tuple[float, float]] = field(default_factory=Counter)
     computed: float = 0.0
     """CPU seconds of the serving process."""
+    answers: list[tuple[Sequence[int], Said]] = field(default_factory=list)
+    """Texts and outcome of answered requests."""
     wrong: int = 0
-    """Answers that differ from the output of the model for the text alone."""
+    """Requests with an answer that differs from the output of the model for the text alone."""
 
     @property
     def per_second(self) -> float:
@@ -128,10 +134,10 @@ Known = dict[tuple[float, float], np.ndarray]
 
 
 class Asking:
-    """Send requests to a target and check every answer."""
+    """Send requests of `size` texts to a target and check every answer when the load has ended."""
 
-    def __init__(self, target: Target, texts: int, known: Known) -> None:
-        self.target, self.texts, self.known = target, texts, known
+    def __init__(self, target: Target, texts: int, known: Known, *, size: int = 1, tolerance: float = 1e-3) -> None:
+        self.target, self.texts, self.known, self.size, self.tolerance = target, texts, known, size, tolerance
 
     async def closed(self, callers: int, seconds: float) -> Load:
         """Run a closed loop: each client sends its next request when the previous one is answered."""
@@ -139,11 +145,12 @@ class Asking:
 
         async def caller(number: int) -> None:
             while time.perf_counter() - begin < seconds:
-                await self._once(number % self.texts, load)
+                await self._once(number, load)
                 number += callers
 
         await asyncio.gather(*(caller(number) for number in range(callers)))
         load.seconds = time.perf_counter() - begin
+        self._check(load)
         return load
 
     async def at_rate(self, rate: float, seconds: float) -> Load:
@@ -154,7 +161,7 @@ class Asking:
             wait = begin + due - time.perf_counter()
             # also if the schedule is late, so that other tasks can run
             await asyncio.sleep(max(0.0, wait))
-            task = asyncio.create_task(self._once(number % self.texts, load))
+            task = asyncio.create_task(self._once(number, load))
             made.add(task)
             task.add_done_callback(made.discard)
             number, due = number + 1, due + float(random.exponential(1 / rate))
@@ -162,19 +169,28 @@ class Asking:
             await asyncio.wait(made)
         load.seconds = time.perf_counter() - begin
         assert sum(load.ends.values()) == number, "a request was lost"
+        self._check(load)
         return load
 
     async def _once(self, number: int, load: Load) -> None:
         begin = time.perf_counter()
-        said = await self.target.ask(number)
+        numbers = [(number * self.size + offset) % self.texts for offset in range(self.size)]
+        said = await self.target.ask(numbers)
         load.ends[said.end] += 1
         if said.end == "answered":
             load.times.append(time.perf_counter() - begin)
             load.sizes[said.size] += 1
-            load.wrong += not np.allclose(said.scores, self.known[said.size][number], rtol=1e-3, atol=1e-4)
+            load.answers.append((numbers, said))
+
+    def _check(self, load: Load) -> None:
+        """Count wrong answers; afterwards, because it takes longer than sending a request."""
+        for numbers, said in load.answers:
+            expected = self.known[said.size][numbers]
+            load.wrong += not np.allclose(said.scores, expected, rtol=self.tolerance, atol=self.tolerance / 10)
+        load.answers.clear()
 
 
 def softmax(outputs: np.ndarray) -> np.ndarray:
-    shares = np.exp(outputs - outputs.max())
-    found: np.ndarray = shares / shares.sum()
+    shares = np.exp(outputs - outputs.max(-1, keepdims=True))
+    found: np.ndarray = shares / shares.sum(-1, keepdims=True)
     return found

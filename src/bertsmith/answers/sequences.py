@@ -8,6 +8,7 @@ import numpy as np
 
 from bertsmith.errors import InputError
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.word_cache import concatenated_ranges
 
 IGNORED = -100  # target of a position that is not predicted
 
@@ -47,6 +48,11 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         """Number of tokens of every sequence, (sequences,)."""
         return np.diff(self.starts)
+
+    def take(self, indices: np.ndarray) -> "Ragged":
+        """Return some sequences, in the order of their indices."""
+        starts, lengths = self.starts[indices], self.starts[indices + 1] - self.starts[indices]
+        return Ragged.of_flat(self.tokens[concatenated_ranges(starts, lengths)], lengths)
 
 
 def check_finite(outputs: Sequence[np.ndarray]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.answers.sequences import Ragged
 from bertsmith.data.layout import SequenceLayout
 
 
@@ -79,17 +80,24 @@ class TokenBatch:
         )
 
 
-def packed(sequences: Sequence[np.ndarray], padding: int) -> tuple[Tensor, SequenceLayout]:
+def packed(sequences: Sequence[np.ndarray] | Ragged, padding: int) -> tuple[Tensor, SequenceLayout]:
     """Return the concatenated sequences, (tokens,), and their layout."""
-    lengths = [len(sequence) for sequence in sequences]
+    tokens, lengths = _flat(sequences)
     starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    return torch.from_numpy(np.concatenate(sequences).astype(np.int64)), SequenceLayout.packed(starts, max(lengths))
+    return torch.from_numpy(tokens.astype(np.int64)), SequenceLayout.packed(starts, int(lengths.max()))
 
 
-def padded(sequences: Sequence[np.ndarray], padding: int) -> tuple[Tensor, SequenceLayout]:
+def padded(sequences: Sequence[np.ndarray] | Ragged, padding: int) -> tuple[Tensor, SequenceLayout]:
     """Return the sequences padded to the longest, (batch, length), and their layout."""
-    lengths = np.array([len(sequence) for sequence in sequences])
+    tokens, lengths = _flat(sequences)
     is_token = np.arange(lengths.max()) < lengths[:, None]
     rows = np.full(is_token.shape, padding, dtype=np.int64)
-    rows[is_token] = np.concatenate(sequences)
+    rows[is_token] = tokens
     return torch.from_numpy(rows), SequenceLayout.padded(torch.from_numpy(is_token))
+
+
+def _flat(sequences: Sequence[np.ndarray] | Ragged) -> tuple[np.ndarray, np.ndarray]:
+    """Return the concatenated sequences and the length of each."""
+    if isinstance(sequences, Ragged):
+        return sequences.tokens, sequences.lengths
+    return np.concatenate(sequences), np.array([len(sequence) for sequence in sequences])

@@ -23,6 +23,7 @@ from bertsmith.data.plan import MicroBatchPlan, Stream
 from bertsmith.data.random import shuffled
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
+from bertsmith.text.word_cache import concatenated_ranges
 
 _POOL_BATCHES = 50  # batches that are sorted by length together
 
@@ -131,12 +132,12 @@ class ExampleReader(Dataset[Loaded]):
     def batch(self, items: np.ndarray) -> TaskBatch:
         """Return the batch of some items, given by index."""
         features = self.features
-        ranges = [np.arange(features.items[item], features.items[item + 1]) for item in items.tolist()]
-        sequences = np.concatenate(ranges).tolist()
+        first = features.items[items]
+        sequences = concatenated_ranges(first, features.items[items + 1] - first)
         collate = packed if self.config.layout == "packed" else padded
 
         def batched(ragged: Ragged, padding: int) -> tuple[Tensor, SequenceLayout]:
-            return collate([ragged[sequence] for sequence in sequences], padding)
+            return collate(ragged.take(sequences), padding)
 
         tokens, layout = batched(features.tokens, self.pad)
         targets = {

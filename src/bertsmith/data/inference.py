@@ -24,7 +24,8 @@ InferencePrecision = Literal["auto", "float32", "bfloat16"]
 
 CPU_TOKENS = 1 << 10
 """Tokens of a batch on a CPU: matrix products are at full speed, and activations fit in the cache."""
-GPU_TOKENS = 1 << 15
+MIN_GPU_TOKENS, MAX_GPU_TOKENS = 1 << 13, 1 << 16
+"""Tokens of a batch on a GPU: one per MiB of its memory, within these bounds."""
 FIRST_WINDOW, MAX_WINDOW = 1 << 11, 1 << 14
 """Rows of the first window, which is small so that the model starts early, and of the largest."""
 
@@ -34,7 +35,12 @@ Movable = TypeVar("Movable", Tensor, SequenceLayout, TaskBatch)
 
 def token_budget(device: torch.device) -> int:
     """Return the maximum number of tokens of a batch, padding included."""
-    return CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    if device.type == "cpu":
+        return CPU_TOKENS
+    if device.type != "cuda":
+        return MIN_GPU_TOKENS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return min(MAX_GPU_TOKENS, max(MIN_GPU_TOKENS, memory >> 20))
 
 
 def is_half(device: torch.device, precision: InferencePrecision) -> bool:

@@ -422,11 +422,10 @@ class Model(nn.Module):
         vectors = []
         with self.evaluating(), inference_autocast(device, options.precision):
             for batch in batches:
-                sequences = batch.tolist()
-                rows, layout = collate([tokens[index] for index in sequences], 0)  # padding is masked: any id will do
+                rows, layout = collate(tokens.take(batch), 0)  # padding is masked: any id will do
                 inputs = EncoderInputs(to_device(rows, device), to_device(layout, device), subnet=options.subnet)
                 if types is not None:
-                    row_types, _ = collate([types[index] for index in sequences], 0)
+                    row_types, _ = collate(types.take(batch), 0)
                     inputs = replace(inputs, types=to_device(row_types, device))
                 computed = self.vectors(inputs)
                 vectors.append(computed.to(torch.promote_types(computed.dtype, torch.float32)))

@@ -7,8 +7,9 @@ the next.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import SimpleQueue
 from threading import Lock
 from typing import Protocol
@@ -70,6 +71,8 @@ class CudaRecorder:
     def capture(self, function: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
         with self.launching():
             function()  # compiles and loads kernels, which a capture must not do
+            with _synchronisation_raises():
+                function()
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             # other threads may use the GPU meanwhile
@@ -90,6 +93,22 @@ class CudaRecorder:
         # a blocking event lets the waiting thread sleep
         event: Event = torch.cuda.Event(blocking=True)
         return event
+
+
+@contextmanager
+def _synchronisation_raises() -> Iterator[None]:
+    """Raise RuntimeError where the host waits for the GPU.
+
+    It would invalidate a capture, and PyTorch's allocator does not recover from an invalid one.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class _Transfer:
@@ -233,7 +252,9 @@ def capture_graphs(served: ServedModel, batch_tokens: int, watch: Watch = lambda
     reason = why_not_captured(served)
     if reason is not None:
         raise CaptureFailed(reason)
-    return CapturedModel(served, batch_tokens, CudaRecorder(served.runner.device), watch)
+    captured = CapturedModel(served, batch_tokens, CudaRecorder(served.runner.device), watch)
+    torch.cuda.empty_cache()  # the memory of the runs before the captures
+    return captured
 
 
 def why_not_captured(served: ServedModel) -> str | None:

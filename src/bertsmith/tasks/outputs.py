@@ -59,7 +59,11 @@ def _split(model: Runner, features: Features, items: np.ndarray, values: np.ndar
     if model.is_for_tokens:
         lengths = features.lengths[items].tolist()  # every item is one sequence
         if values.ndim == 2:  # packed
-            return np.split(values, np.cumsum(lengths)[:-1])
+            ends = np.cumsum(lengths).tolist()
+            return [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
         return [row[:length] for row, length in zip(values, lengths, strict=True)]
-    arrays = np.split(values, np.cumsum(_sequence_counts(features, items))[:-1])
+    counts = _sequence_counts(features, items)
+    if (counts == 1).all():
+        return list(values)
+    arrays = np.split(values, np.cumsum(counts)[:-1])
     return [array[0] if len(array) == 1 else array for array in arrays]

@@ -116,6 +116,13 @@ def test_length_batches_have_every_item_once_within_the_token_budget() -> None:
     assert list(length_batches(lengths[:0], 64)) == []
 
 
+def test_ragged_sequences_are_taken_by_index() -> None:
+    rows = [[1, 2, 3], [], [4], [5, 6]]
+    taken = Ragged.of(rows).take(np.array([3, 0, 1, 3]))
+    assert [taken[index].tolist() for index in range(len(taken))] == [[5, 6], [1, 2, 3], [], [5, 6]]
+    assert len(Ragged.of(rows).take(np.array([], dtype=np.int64))) == 0
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_packed_and_padded_batches_are_equal(most: int) -> None:
     features, items = some_features(12, most=most), [7, 0, 11, 3]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from threading import current_thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from bertsmith.data.inference import (
     inference_autocast,
     is_half,
     to_device,
+    token_budget,
     windows,
 )
 from bertsmith.errors import InputError
@@ -29,6 +31,16 @@ def test_windows_grow_and_keep_the_order() -> None:
     assert sizes[1] == 2 * FIRST_WINDOW
     assert max(sizes) == MAX_WINDOW
     assert list(windows([])) == []
+
+
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(4, 8192), (24, 24_576), (141, 65_536)])
+def test_token_budget_grows_with_the_memory_of_a_gpu(
+    gigabytes: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(total_memory=gigabytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert token_budget(torch.device("cuda")) == tokens
+    assert token_budget(CPU) == 1024
 
 
 def test_background_thread_computes_one_item_ahead() -> None:

@@ -67,6 +67,8 @@ def opened(folder: Path, **options: float) -> ServedModel:
         ("tagging", "bert-tiny"),
         ("embedding", "bert-tiny"),
         ("embedding", "deberta-v3-small"),
+        ("embedding", "performer-small"),
+        ("classification", "albert-base"),
         ("classification", "electra-small"),
     ],
 )

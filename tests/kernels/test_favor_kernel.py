@@ -149,6 +149,20 @@ def test_sequences_in_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     check(Case([70], memory=[150], scale=2.0))
 
 
+@pytest.mark.parametrize(
+    "case", [Case([130, 7], epsilon=0.01), Case([130, 3], feature_map="relu", dtype=HALF)], ids=str
+)
+def test_causal_sequences_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertsmith.ops.favor.kernels import features as splits
+
+    monkeypatch.setattr(splits, "_MIN_ROWS", 16)
+    check(replace(case, is_causal=True))
+
+
+def test_causal_with_more_features_than_one_program_holds() -> None:
+    check(Case([40, 1], features=100, is_causal=True))
+
+
 def call(lengths: list[int], is_causal: bool, **options: Any) -> tuple[Any, list[Tensor]]:
     case = Case(lengths, **options)
     features = RandomFeatures(case.matrix().float(), case.feature_map)
@@ -278,6 +292,38 @@ def test_32k_tokens_in_half_precision_are_finite(dtype: torch.dtype, scale: floa
     assert (mixed - 1).abs().max() < 0.7
     gradients = torch.autograd.grad(mixed.float().square().sum(), tensors)
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_width", [32, 64, 128])
+@pytest.mark.parametrize("lengths", [[1], [63, 64, 65], [512] * 32, [1000, 1, 2047], [8192], [4096, 8192]], ids=str)
+def test_20_causal_runs_are_equal(lengths: list[int], head_width: int, dtype: torch.dtype) -> None:
+    # a product that reads shared memory while the next load overwrites it differs from run to run
+    compute, tensors = call(lengths, True, head_width=head_width, features=256, dtype=dtype, scale=0.5)
+    upstream = torch.randn_like(tensors[0])
+
+    def run() -> list[Tensor]:
+        mixed = compute(*tensors)
+        return [mixed.detach(), *torch.autograd.grad(mixed, tensors, upstream)]
+
+    expected = run()
+    for _ in range(19):
+        assert all(torch.equal(*pair) for pair in zip(expected, run(), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("lengths", [[4096], [8192], [2048, 1, 8192]], ids=str)
+def test_long_causal_sequences_equal_the_linear_backend(lengths: list[int], dtype: torch.dtype) -> None:
+    compute, tensors = call(lengths, True, head_width=64, features=256, dtype=dtype, scale=0.5)
+    upstream = torch.randn_like(tensors[0])
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    mixed, truth = compute(*tensors), compute(*exact, backend="linear")
+    fast = [mixed, *torch.autograd.grad(mixed, tensors, upstream)]
+    true = [truth, *torch.autograd.grad(truth, exact, upstream.double())]
+    for left, right in zip(fast, true, strict=True):
+        assert (left - right).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) * right.norm()
 
 
 @pytest.mark.gpu

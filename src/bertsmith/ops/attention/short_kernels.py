@@ -131,7 +131,7 @@ def _backward(
     if DROPS:
         keep = is_kept(tl.load(seed), sequence * HEADS + head, position[:, None], position[None, :], rate)
         weights = tl.where(keep, weights, -weights)  # the sign keeps the mask, without more registers
-        kept = tl.maximum(weights, 0.0)
+        kept = tl.where(keep, weights, 0.0).to(weights.dtype)
     out = position[:, None] * (3 * HEADS * WIDTH) + width
     total = tl.dot(tl.trans(kept), gradient)
     if DROPS:

@@ -14,9 +14,9 @@ from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MAX_FEATURES = 512
-_CHUNK = 32
-"""Positions of one causal chunk. Larger chunks would need fewer states, but from 64 rows on Triton uses warp-group
-instructions, which read shared memory asynchronously and gave wrong gradients on a GPU."""
+_CHUNKS = {2: 64, 4: 32}
+"""Positions of one causal chunk by bytes per element: the rows of a warp-group product, and what fits into registers
+without tensor cores."""
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -51,7 +51,7 @@ def favor(inputs: FavorInputs) -> Tensor:
     curve = (feature_map.curve is None, feature_map.norm, inputs.features.added_epsilon)
     if inputs.is_causal:
         # the kernels have a fixed chunk; `inputs.chunk` would change nothing but rounding
-        sizes = (padded(matrix.shape[0]), _CHUNK)
+        sizes = (padded(matrix.shape[0]), _CHUNKS[query.dtype.itemsize])
         mixed = _favor_causal(
             query, key, value, matrix, rows.first, rows.length, rows.max_length, rows.has_padding, *sizes, *curve
         )[0]
@@ -206,13 +206,13 @@ def _causal_forward(
     norm: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return mixed, normaliser, query_level and the fields of `ChunkStates`."""
+    """Return the fields of `ChunkReading` and of `ChunkStates`."""
     from bertsmith.ops.favor.kernels.causal import chunk_states, read
     from bertsmith.ops.favor.kernels.features import Curve
 
     curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_padding)
-    states = chunk_states(key, value, matrix, rows, curve, padded, chunk)
-    return *read(query, key, value, matrix, rows, states, curve, chunk), *states
+    states, feature_sums = chunk_states(key, value, matrix, rows, curve, padded, chunk)
+    return *read(query, key, value, matrix, rows, states, feature_sums, curve, chunk), *states
 
 
 def _fake_causal_forward(
@@ -228,12 +228,13 @@ def _fake_causal_forward(
     chunk: int,
     *_: object,
 ) -> tuple[Tensor, ...]:
-    (tokens, heads, width), slots = query.shape, query.shape[0] // chunk + first.shape[0]
+    (tokens, heads, width), slots = query.shape, query.shape[0] // chunk + 2 * first.shape[0]
     return (
         query.new_empty(tokens, heads, width),
         *(query.new_empty(tokens, heads, dtype=torch.float32) for _ in range(2)),
+        query.new_empty(tokens, heads, chunk),
         query.new_empty(slots, heads, padded, width),
-        *(query.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(2)),
+        query.new_empty(slots, heads, padded, dtype=torch.float32),
         *(query.new_empty(tokens, heads, dtype=torch.float32) for _ in range(2)),
         query.new_empty(slots, heads, dtype=torch.float32),
     )
@@ -242,11 +243,11 @@ def _fake_causal_forward(
 def _causal_backward(
     upstream: Tensor,
     mixed: Tensor,
-    normaliser: Tensor,
+    by_row: Tensor,
     query_level: Tensor,
+    pair_weights: Tensor,
     mean: Tensor,
     size: Tensor,
-    size_after: Tensor,
     key_level: Tensor,
     level: Tensor,
     level_before: Tensor,
@@ -265,18 +266,17 @@ def _causal_backward(
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value."""
-    from bertsmith.ops.favor.kernels.causal import ChunkStates
+    from bertsmith.ops.favor.kernels.causal import ChunkReading, ChunkStates
     from bertsmith.ops.favor.kernels.causal_backward import key_gradient, query_gradient, sums_after
     from bertsmith.ops.favor.kernels.features import Curve
 
     curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_padding)
-    states, upstream = ChunkStates(mean, size, size_after, key_level, level, level_before), _rows(upstream, query.dtype)
-    by_query, by_total = query_gradient(
-        query, key, value, upstream, mixed, matrix, rows, states, normaliser, query_level, curve, chunk
-    )
-    later = sums_after(query, upstream, matrix, rows, states, normaliser, query_level, by_total, curve, chunk)
+    states, upstream = ChunkStates(mean, size, key_level, level, level_before), _rows(upstream, query.dtype)
+    reading = ChunkReading(mixed, by_row, query_level, pair_weights)
+    by_query, by_total = query_gradient(query, key, value, upstream, matrix, rows, states, reading, curve, chunk)
+    later = sums_after(query, upstream, matrix, rows, states, reading, by_total, curve, chunk)
     by_key, by_value = key_gradient(
-        query, key, value, upstream, matrix, rows, states, *later, normaliser, query_level, by_total, curve, chunk
+        query, key, value, upstream, matrix, rows, states, reading, later, by_total, curve, chunk
     )
     return by_query, by_key, by_value
 
@@ -284,11 +284,11 @@ def _causal_backward(
 def _fake_causal_backward(
     upstream: Tensor,
     mixed: Tensor,
-    normaliser: Tensor,
+    by_row: Tensor,
     query_level: Tensor,
+    pair_weights: Tensor,
     mean: Tensor,
     size: Tensor,
-    size_after: Tensor,
     key_level: Tensor,
     level: Tensor,
     level_before: Tensor,

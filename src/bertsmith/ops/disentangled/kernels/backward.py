@@ -14,7 +14,7 @@ from bertsmith.ops.disentangled.kernels.positions import table_gradient
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _agreement(upstream, mixed, out, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """Store the product of each row of the output with its gradient."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)

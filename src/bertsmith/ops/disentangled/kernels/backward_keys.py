@@ -111,7 +111,7 @@ def _over_queries(
     return by_keys, by_values, ahead, behind
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_offset", "offsets"])
 def backward_keys(
     query,
     key,

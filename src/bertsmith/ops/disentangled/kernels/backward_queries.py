@@ -73,7 +73,7 @@ def _over_far_keys(
     return total, far
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_offset", "offsets"])
 def backward_queries(
     query,
     key,

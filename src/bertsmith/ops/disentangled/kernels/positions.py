@@ -15,7 +15,7 @@ from bertsmith.ops.disentangled.kernels.common import (
 from bertsmith.ops.disentangled.kernels.plan import Buffer, Expanded, Side, positions_tile, products_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_offset"])
 def _expand(table, slots, out, least_offset, reach, TABLE_STRIDE, WIDTH: tl.constexpr, LANES: tl.constexpr):
     number, lane = tl.program_id(0), tl.arange(0, LANES)
     offset = tl.minimum(tl.maximum(least_offset + number, -reach), reach)
@@ -23,7 +23,7 @@ def _expand(table, slots, out, least_offset, reach, TABLE_STRIDE, WIDTH: tl.cons
     tl.store(out + number * WIDTH + lane, row, mask=lane < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_offset", "offsets"])
 def _products(
     vectors,
     table,
@@ -79,7 +79,7 @@ def _products(
         tl.store(target + (column - start), product.to(out.dtype.element_ty), mask=is_pair)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_offset", "offsets", "batch", "sequence_splits", "block_splits"])
 def _table_partial(
     buffer,
     vectors,
@@ -91,6 +91,8 @@ def _table_partial(
     least_offset,
     offsets,
     batch,
+    sequence_splits,
+    block_splits,
     reach,
     VECTOR_STRIDE,
     COLUMNS,
@@ -100,8 +102,6 @@ def _table_partial(
     HAS_POSITIONS: tl.constexpr,
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
-    SEQUENCE_SPLITS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -110,7 +110,7 @@ def _table_partial(
     low_offset = least_offset + chunk * CHUNK
     high_offset = low_offset + CHUNK - 1
     total = tl.zeros([CHUNK, WIDTH], tl.float32)
-    for sequence in range(split // BLOCK_SPLITS, batch, SEQUENCE_SPLITS):
+    for sequence in range(split // block_splits, batch, sequence_splits):
         rows_here, columns_here = tl.load(length + sequence), tl.load(column_length + sequence)
         row = tl.load(first + sequence).to(tl.int64)
         # rows that have a column at one of these offsets
@@ -124,8 +124,8 @@ def _table_partial(
                 high_row = tl.minimum(rows_here, columns_here - low_offset)
         low_block = low_row // ROWS
         # blocks are distributed over the splits round-robin
-        low_block += (split % BLOCK_SPLITS + BLOCK_SPLITS - low_block % BLOCK_SPLITS) % BLOCK_SPLITS
-        for block in range(low_block, tl.cdiv(high_row, ROWS), BLOCK_SPLITS):
+        low_block += (split % block_splits + block_splits - low_block % block_splits) % block_splits
+        for block in range(low_block, tl.cdiv(high_row, ROWS), block_splits):
             begin = block * ROWS
             local = begin + tl.arange(0, ROWS)
             is_row = local < rows_here
@@ -164,7 +164,7 @@ def _first_at_least(slots, target, count, STEPS: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_offset", "offsets"])
 def _fold(
     by_offset,
     slots,
@@ -278,6 +278,8 @@ def table_gradient(
         least,
         offsets,
         batch,
+        sequence_splits,
+        block_splits,
         reach,
         side.vectors.stride(0),
         buffer.columns,
@@ -287,8 +289,6 @@ def table_gradient(
         HAS_POSITIONS=side.positions is not None,
         CAUSAL=is_causal,
         HALF=buffer.half,
-        SEQUENCE_SPLITS=sequence_splits,
-        BLOCK_SPLITS=block_splits,
         ROWS=tile.rows,
         CHUNK=tile.columns,
         num_warps=tile.warps,

@@ -140,15 +140,26 @@ class RowSplits:
         return self.count * self.blocks == 1
 
     @classmethod
-    def of(cls, states: Tensor, sequences: int, max_length: int, padded: int, tiling: Tile | None) -> "RowSplits":
+    def of(
+        cls,
+        states: Tensor,
+        sequences: int,
+        max_length: int,
+        padded: int,
+        tiling: Tile | None = None,
+        *,
+        rows: int | None = None,
+    ) -> "RowSplits":
         """Return enough splits to fill the GPU, each with enough rows to be worth its partial sums.
 
-        Shape: states (tokens, heads, head_width); `sequences` counts every head separately.
+        A split is a whole number of tiles, which have `rows` rows if given. Shape: states (tokens, heads, head_width);
+        `sequences` counts every head separately.
         """
         chosen = fit_tile(tiling or tile(_TUNED, _DEFAULT, states.dtype, states.shape[-1]), padded)
+        chosen = replace(chosen, rows=rows or chosen.rows)
         blocks = padded // chosen.columns
         max_splits = max(1, _PROGRAMS // max(1, sequences * blocks))
         count = max(1, min(max_splits, max_length // _MIN_ROWS))
-        rows = -(-max(1, max_length) // count)
-        rows = -(-rows // chosen.rows) * chosen.rows
-        return cls(-(-max(1, max_length) // rows), rows, blocks, chosen)
+        split_rows = -(-max(1, max_length) // count)
+        split_rows = -(-split_rows // chosen.rows) * chosen.rows
+        return cls(-(-max(1, max_length) // split_rows), split_rows, blocks, chosen)

@@ -69,7 +69,7 @@ def _finish(level, total, sums, values, count, feature, features, epsilon, log_e
     return mean, bias, shift, tl.sum(size[:, None] * mean, 0), tl.sum(size, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "split_rows"])
 def _gather(
     key, value, matrix, first, length,
     mean, bias, shift, feature_sums, partial_sums, partial_level, partial_total, partial_values,
@@ -133,7 +133,7 @@ def _gather(
             tl.store(partial_values + part * WIDTH + column, values)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join(
     partial_sums, partial_level, partial_total, partial_values, length, mean, bias, shift, feature_sums,
     heads, splits, features, epsilon, log_epsilon,

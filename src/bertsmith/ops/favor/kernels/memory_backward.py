@@ -53,7 +53,7 @@ def _finish(sums, along, added, added_along, biases, shifts, count, epsilon, log
     return sums / share, along / share, tl.sum(part[:, None] * sums, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "split_rows"])
 def _gather(
     query, upstream, matrix, first, length, key_length, bias, shift, by_row, epsilon_share, by_total,
     sums_out, along_out, floor_out, partial_sums, partial_along, partial_added,
@@ -116,7 +116,7 @@ def _gather(
             tl.store(partial_added + part * (WIDTH + 1) + WIDTH, added_along)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join(
     partial_sums, partial_along, partial_added, key_length, bias, shift, sums_out, along_out, floor_out,
     heads, splits, epsilon, log_epsilon,

@@ -27,7 +27,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
-from bertsmith.ops import attention, conv, disentangled, favor, multi_linear
+from bertsmith.ops import activation, attention, conv, disentangled, favor, multi_linear
 from bertsmith.ops.dispatch import Implementations
 from bertsmith.ops.sparse import SparseMap
 
@@ -287,6 +287,13 @@ def _depthwise(**options: bool) -> OpCase:
     return OpCase(op, conv.DEPTHWISE_BACKENDS, lambda shape: [_numbers(*shape, 6), _numbers(6, 5)])
 
 
+def _activation(name: str) -> OpCase:
+    def op(product: Tensor, bias: Tensor, *, backend: str, **_: object) -> Tensor:
+        return activation.biased_activation(product, bias, name, backend=backend)
+
+    return OpCase(op, activation.BACKENDS, lambda shape: [_numbers(*shape, 12), _numbers(12)])
+
+
 OP_CASES: dict[str, OpCase] = {
     "attention": OpCase(attention.attention, attention.BACKENDS, _attended),
     "attention in a window": OpCase(partial(attention.attention, window=2), attention.BACKENDS, _attended),
@@ -311,4 +318,5 @@ OP_CASES: dict[str, OpCase] = {
     "light_conv by token legacy": _light_conv(is_fixed=False, legacy_padding=True),
     "multi_linear": OpCase(multi_linear.multi_linear, multi_linear.BACKENDS, _multi_linear),
     **{f"favor {feature_map}": _favor(feature_map) for feature_map in favor.FEATURE_MAPS},
+    **{f"activation {name}": _activation(name) for name in activation.FUNCTIONS},
 }

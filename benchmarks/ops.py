@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ops_attending import disentangled, favor, short
-from ops_cases import Case, Tuned, depthwise, light_conv
+from ops_cases import Case, Tuned, biased_activation, depthwise, light_conv
 from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
 from ops_vocabulary import vocabulary_loss
 
@@ -46,6 +46,7 @@ class Op:
 OPS = {
     "light_conv": Op(light_conv, 6, (32, 48, 64, 128)),
     "depthwise": Op(depthwise, 6, (32, 48, 64, 128)),
+    "activation": Op(biased_activation, 12, (64,)),
     "short": Op(short, 12, (64,)),
     "disentangled": Op(disentangled, 12, (64,)),
     "favor": Op(favor, 12, (64,)),

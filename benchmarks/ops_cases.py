@@ -1,4 +1,4 @@
-"""Convolutions timed by benchmarks/ops.py, and the class of a case."""
+"""Convolutions and activations timed by benchmarks/ops.py, and the class of a case."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.ops import conv
+from bertsmith.ops import activation, conv
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs
 from bertsmith.ops.dispatch import Implementations
 from bertsmith.ops.kernel_support import SequenceRows, Tile, to_rows
@@ -134,6 +134,45 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
             partial(kernels.kernel_gradient, hidden, hidden, kernel_size, sequences, kernel_size // 2), sums
         ),
     }
+
+
+def biased_activation(options: Namespace, length: int, heads: int, head_width: int) -> Case:
+    """Bias and GELU of a feed-forward whose neurons are four times heads · head_width."""
+    _, shape = lying(options, length)
+    product = numbers(options, *shape, 4 * heads * head_width)
+    tensors = [product, torch.randn(product.shape[-1], device=options.device)]
+    moved = product.numel() * product.element_size()
+    return Case(
+        op=lambda product, bias, backend: activation.biased_activation(product, bias, "gelu", backend=backend),
+        tensors=tensors,
+        backends=activation.BACKENDS,
+        inputs=activation.ActivationInputs(*tensors, "gelu"),
+        compared=["reference"],
+        forward_bytes=2 * moved,
+        training_bytes=5 * moved,
+        kernels=partial(_activation_kernels, *tensors),
+    )
+
+
+def _activation_kernels(product: Tensor, bias: Tensor) -> dict[str, Tuned]:
+    from bertsmith.ops.activation import kernels
+
+    rows = product.flatten(0, -2)
+
+    def launch(rows_per_tile: int, columns: int, programs: int) -> object:
+        before = kernels.ROWS, kernels.COLUMNS, kernels.PROGRAMS
+        kernels.ROWS, kernels.COLUMNS, kernels.PROGRAMS = rows_per_tile, columns, programs
+        try:
+            return kernels.backward(rows, rows, bias, "gelu")
+        finally:
+            kernels.ROWS, kernels.COLUMNS, kernels.PROGRAMS = before
+
+    tries = [
+        {"rows_per_tile": rows_per_tile, "columns": columns, "programs": programs}
+        for rows_per_tile, columns in ((4, 256), (8, 256), (16, 256), (8, 512))
+        for programs in (1056, 2048, 4224)
+    ]
+    return {"backward": Tuned(launch, tries)}
 
 
 def lying(options: Namespace, length: int) -> tuple[SequenceLayout, tuple[int, ...]]:

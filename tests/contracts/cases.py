@@ -28,7 +28,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.equilibrium import EquilibriumConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
-from bertsmith.ops import attention, conv, disentangled, favor, multi_linear, token_loss
+from bertsmith.ops import activation, attention, conv, disentangled, favor, multi_linear, token_loss
 from bertsmith.ops.dispatch import Implementations
 from bertsmith.ops.sparse import SparseMap
 
@@ -303,6 +303,13 @@ def _token_loss(smoothing: float) -> OpCase:
     return OpCase(op, token_loss.BACKENDS, lambda shape: [_numbers(*shape, 6), _numbers(33, 6), _numbers(33)])
 
 
+def _activation(name: str) -> OpCase:
+    def op(product: Tensor, bias: Tensor, *, backend: str, **_: object) -> Tensor:
+        return activation.biased_activation(product, bias, name, backend=backend)
+
+    return OpCase(op, activation.BACKENDS, lambda shape: [_numbers(*shape, 12), _numbers(12)])
+
+
 OP_CASES: dict[str, OpCase] = {
     "attention": OpCase(attention.attention, attention.BACKENDS, _attended),
     "attention in a window": OpCase(partial(attention.attention, window=2), attention.BACKENDS, _attended),
@@ -329,4 +336,5 @@ OP_CASES: dict[str, OpCase] = {
     "token_loss": _token_loss(0.0),
     "token_loss smoothed": _token_loss(0.1),
     **{f"favor {feature_map}": _favor(feature_map) for feature_map in favor.FEATURE_MAPS},
+    **{f"activation {name}": _activation(name) for name in activation.FUNCTIONS},
 }

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, first_units
 from bertsmith.layers.weight_cache import PackedWeight
+from bertsmith.ops.activation import biased_activation, is_faster
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class WeightSlice:
     """The stacked projections to compute; None for all."""
     gate: Tensor | None = None
     """Factors of the input units, (units_in,); None for 1."""
+    omits_bias: bool = False
+    """Leave the bias to the next op."""
 
 
 ALL_UNITS = WeightSlice()
@@ -85,6 +88,8 @@ class ElasticLinear(LinearLayer):
             size = len(weight) // self.parts
             rows = slice(first * size, last * size)
             weight, bias = weight[rows], None if bias is None else bias[rows]
+        if used.omits_bias:
+            bias = None
         if weight is self.weight and self.packed.serves(hidden, weight):
             return self.packed.product(hidden, weight, bias)
         return linear(hidden, weight, bias)
@@ -98,6 +103,11 @@ class ElasticLinear(LinearLayer):
             weight, bias = self.prefix(None, None)
             if self.packed.serves(hidden, weight):
                 return self.packed.product(hidden, weight, bias, activation)
+        if type(self) is ElasticLinear and self.bias is not None and is_faster(hidden, activation):
+            _, bias = self.prefix(None, keep_out)
+            assert bias is not None
+            product = self(hidden, WeightSlice(keep_out=keep_out, omits_bias=True))
+            return biased_activation(product, bias, activation)
         return ACTIVATIONS[activation](self(hidden, WeightSlice(keep_out=keep_out)))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:

@@ -88,3 +88,17 @@ def test_packed_matrix_is_not_in_the_state_dict(layer: ElasticLinear) -> None:
     with torch.no_grad():
         layer(torch.randn(4, 160))
     assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_bias_in_the_activation_op_changes_nothing(
+    layer: ElasticLinear, activation: str, keep: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, parameters = torch.randn(5, 160), list(layer.train().parameters())
+    expected = layer.activated(hidden, activation, keep_out=keep)
+    monkeypatch.setattr("bertsmith.layers.linear.is_faster", lambda *_: True)  # as on a GPU
+    actual = layer.activated(hidden, activation, keep_out=keep)
+    torch.testing.assert_close(actual, expected)
+    gradients = [torch.autograd.grad(output.square().sum(), parameters) for output in (actual, expected)]
+    torch.testing.assert_close(*gradients)

@@ -11,6 +11,7 @@ from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear, WeightSlice
+from bertsmith.layers.mixers.kernels import _aligned_product
 from bertsmith.layers.positions import SinusoidPositions
 from bertsmith.models.build import build, rebuild
 from bertsmith.models.published import preset
@@ -150,3 +151,14 @@ def test_layout_pads_and_unpads() -> None:
     assert layout.positions(hidden).tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
     assert layout.sequence_index(hidden).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2]
     assert torch.equal(layout.first_tokens(hidden)[:3], hidden[[0, 3, 4]])
+
+
+@pytest.mark.parametrize("outputs", [18, 24, 1])
+def test_aligned_product_equals_the_linear_layer(outputs: int) -> None:
+    source, layer = torch.randn(5, 16), torch.nn.Linear(16, outputs)
+    expected, actual = layer(source), _aligned_product(source, layer.weight, layer.bias)
+    torch.testing.assert_close(actual, expected)
+    assert actual.stride(0) % 8 == 0
+    gradients = [torch.autograd.grad(out.square().sum(), list(layer.parameters())) for out in (actual, expected)]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(_aligned_product(source, layer.weight, None), source @ layer.weight.T)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, pad
 
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
@@ -20,6 +21,8 @@ from bertsmith.ops.conv import (
     tap_weights,
 )
 from bertsmith.ops.dispatch import resolve_backend
+
+_ALIGNMENT = 8  # numbers of 2 bytes in 16 bytes
 
 
 class Kernel(nn.Module, ABC):
@@ -120,8 +123,23 @@ class PredictedKernel(SoftmaxKernel):
         return ElasticLinear(inner, heads * self.kernel_size, units_in=heads, units_out=heads, bias=has_bias)
 
     def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
-        scores = self.table(source, WeightSlice(context.keep_heads, context.keep_heads))
+        if source.is_cuda and type(self.table) is ElasticLinear:
+            scores = _aligned_product(source, *self.table.prefix(context.keep_heads, context.keep_heads))
+        else:
+            scores = self.table(source, WeightSlice(context.keep_heads, context.keep_heads))
         return scores.unflatten(-1, (-1, self.kernel_size))  # (…, heads · kernel_size) -> (…, heads, kernel_size)
+
+
+def _aligned_product(source: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the linear function of the source, with rows whose size is a multiple of 16 bytes in half precision.
+
+    Heads times kernel size is 18 in a small model and 54 in a base one. Rows of that size exclude the fast matrix
+    products on a GPU, above all from the two products of the backward pass.
+    """
+    outputs = weight.shape[0]
+    padding = -outputs % _ALIGNMENT
+    weight = pad(weight, (0, 0, 0, padding))
+    return linear(source, weight, None if bias is None else pad(bias, (0, padding)))[..., :outputs]
 
 
 class DepthwiseKernel(Kernel):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from bertsmith.ops import token_loss
+from bertsmith.ops.kernel_support import Tile
 from bertsmith.ops.token_loss.reference import TokenLossInputs
 from ops_cases import Case, Tuned, numbers
 

@@ -1,5 +1,6 @@
 """Training steps on a GPU: recorded passes equal eager ones, dropout differs between steps, nothing synchronises."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,10 @@ def trainer_of(name: str, corpus: Path, out: Path, *, dropout: float = 0.1, **ru
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mode is a prototype, says PyTorch
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

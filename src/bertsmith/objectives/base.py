@@ -13,7 +13,7 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.batch import TrainingBatch
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.ops.token_loss import TokenLoss, wide
+from bertsmith.ops.token_loss import TokenLoss
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -157,6 +157,11 @@ class Objective(ABC, Generic[Given, Prepared]):
     def portions(self, model: Model) -> list[Portion]:
         """Return the trainable parameters per optimiser; by default one optimiser has all of them."""
         return [Portion.of(parameter for parameter in model.parameters() if parameter.requires_grad)]
+
+
+def wide(scores: Tensor) -> Tensor:
+    """Return scores in at least float32: sums of exponentials lose too much precision in half precision."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def token_sums(loss: TokenLoss) -> Sums:

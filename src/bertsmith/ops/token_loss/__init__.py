@@ -7,9 +7,9 @@ from torch import Tensor
 
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 from bertsmith.ops.token_loss import fused, reference
-from bertsmith.ops.token_loss.reference import Sampling, TokenLoss, TokenLossInputs, from_scores, sample, wide
+from bertsmith.ops.token_loss.reference import Sampling, TokenLoss, TokenLossInputs, from_scores, sample
 
-__all__ = ["BACKENDS", "Sampling", "TokenLoss", "from_scores", "sample", "token_loss", "wide"]
+__all__ = ["BACKENDS", "Sampling", "TokenLoss", "from_scores", "sample", "token_loss"]
 
 BACKENDS: Implementations[TokenLossInputs, TokenLoss] = {
     "triton": Implementation(fused.token_loss, fused.unsupported, fused.preferred),

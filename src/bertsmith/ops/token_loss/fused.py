@@ -20,7 +20,7 @@ from bertsmith.ops.token_loss.reference import (
     TokenLossInputs,
     row_results,
     sample,
-    wide,
+    wide_log_softmax,
 )
 
 MAX_SCORES = {"cpu": 2**24, "cuda": 2**29}
@@ -158,7 +158,7 @@ def _losses(
     needs_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the results of rows, (4, rows), their samples and their gradients."""
-    logs = wide(scores).log_softmax(-1)
+    logs = wide_log_softmax(scores)
     results = row_results(scores, logs, targets, smoothing)
     samples = targets.new_empty(0)
     if sampling is not None:

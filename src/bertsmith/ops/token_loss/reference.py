@@ -81,7 +81,7 @@ def token_loss(inputs: TokenLossInputs) -> TokenLoss:
 
 def from_scores(scores: Tensor, targets: Tensor, smoothing: float = 0.0, sampling: Sampling | None = None) -> TokenLoss:
     """Return the loss of given scores, (rows, vocabulary)."""
-    sums = row_results(scores, wide(scores).log_softmax(-1), targets, smoothing).sum(-1)
+    sums = row_results(scores, wide_log_softmax(scores), targets, smoothing).sum(-1)
     _, nll, hits, count = sums.detach()
     samples = None
     if sampling is not None:
@@ -102,9 +102,9 @@ def row_results(scores: Tensor, logs: Tensor, targets: Tensor, smoothing: float)
     return torch.where(targets != IGNORED, results, 0.0)
 
 
-def wide(scores: Tensor) -> Tensor:
-    """Return scores in at least float32: sums of exponentials lose too much precision in half precision."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+def wide_log_softmax(scores: Tensor) -> Tensor:
+    """Return the log-softmax in at least float32: sums of exponentials lose too much precision in half precision."""
+    return scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def sample(scores: Tensor, draw: Tensor, temperature: float) -> Tensor:
@@ -112,7 +112,8 @@ def sample(scores: Tensor, draw: Tensor, temperature: float) -> Tensor:
 
     Shape: scores (rows, vocabulary), draw (rows,) -> (rows,).
     """
-    probabilities = (wide(scores) / temperature).softmax(-1)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    probabilities = (scores.to(exact) / temperature).softmax(-1)
     # sample a chunk of the vocabulary, then a token in it: a cumulative sum over the vocabulary is slow
     chunks = pad(probabilities, (0, -scores.shape[-1] % _CHUNK)).unflatten(-1, (-1, _CHUNK))  # (rows, chunks, tokens)
     sums = chunks.sum(-1)

@@ -9,7 +9,8 @@ from torch.nn.functional import linear
 
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, first_units
 from bertsmith.layers.weight_cache import PackedWeight
-from bertsmith.ops.activation import biased_activation, is_faster
+from bertsmith.ops.activation import BACKENDS, biased_activation, is_faster
+from bertsmith.ops.dispatch import resolve_backend
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ class ElasticLinear(LinearLayer):
     def new_zeros(self, *shape: int) -> Tensor:
         return self.weight.new_zeros(shape)
 
-    def activated(self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None) -> Tensor:
+    def activated(
+        self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None, backend: str = "auto"
+    ) -> Tensor:
         """Project by the first `keep_out` units and apply an activation, in one kernel where possible."""
         if type(self) is ElasticLinear and keep_out in (None, self.units_out):
             weight, bias = self.prefix(None, None)
@@ -107,7 +110,7 @@ class ElasticLinear(LinearLayer):
             _, bias = self.prefix(None, keep_out)
             assert bias is not None
             product = self(hidden, WeightSlice(keep_out=keep_out, omits_bias=True))
-            return biased_activation(product, bias, activation)
+            return biased_activation(product, bias, activation, backend=resolve_backend(BACKENDS, backend))
         return ACTIVATIONS[activation](self(hidden, WeightSlice(keep_out=keep_out)))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:

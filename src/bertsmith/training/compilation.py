@@ -19,8 +19,6 @@ MIN_PASSES = 500
 LONG_PASS_FLOPS = 1e14
 """FLOPs of a pass from which kernel launches do not limit the speed: a tenth of a second on the fastest GPU."""
 RECOMPILE_LIMIT = 128
-SAFER: dict[Mode, Mode] = {"graphs": "on", "on": "off"}
-"""The mode to fall back to if an automatically chosen one fails."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.nested import map_tensors, signature, tensors
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 
 EAGER_CALLS = 2
 """Calls per signature that run eagerly: they compile layers and choose kernels, which cannot be recorded."""
@@ -89,7 +89,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...], earlier: Re
             result = map_tensors(Tensor.detach, function(*own))
     except RuntimeError as error:
         _restore_generator(random_state)
-        reason = str(error.__context__ or error).strip().partition("\n")[0]  # the end of the recording fails, too
+        reason = first_line(error.__context__ or error)  # the end of the recording fails, too
         raise RecordingError(f'run.compile is "graphs", but the step cannot be recorded: {reason}; use "on"') from error
     return Recording(graph, tensors(own), result)
 

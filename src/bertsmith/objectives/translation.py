@@ -66,9 +66,9 @@ class TranslationObjective(Objective[PairBatch, TeacherForced]):
         translator, batch = require_seq2seq(model), prepared.batch
         # (batch, length, width) or (tokens, width) -> (tokens, width)
         states = target_states(translator, batch).flatten(0, -2)
-        found = translator.next_token_loss(states, batch.expected.flatten(), self.config.smoothing)
-        metrics = {"accuracy": Share(found.hits, found.targets), "nll": Share(found.nll, found.targets)}
-        return {"next_token": Sums(found.loss, metrics)}
+        loss = translator.next_token_loss(states, batch.expected.flatten(), self.config.smoothing)
+        metrics = {"accuracy": Share(loss.hits, loss.targets), "nll": Share(loss.nll, loss.targets)}
+        return {"next_token": Sums(loss.loss, metrics)}
 
     def for_evaluation(self) -> "TranslationObjective":
         # without smoothing the loss is the log-perplexity, comparable between runs

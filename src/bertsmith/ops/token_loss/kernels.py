@@ -143,7 +143,7 @@ def losses(
     needs_gradients: bool,
     tiling: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of rows, (4, rows), their samples, and their gradients, for which the scores make room.
+    """Return the results of rows, (4, rows), their samples, and their gradients, which overwrite the scores.
 
     Shape: scores (rows, columns), contiguous, of which the first `vocabulary` columns are scores.
     """

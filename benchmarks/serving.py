@@ -12,7 +12,7 @@ answer is compared with the output of the model for the same text alone, in the 
 
 On a GPU a request has `--request-texts` texts. Closed loops of 1 to 256 clients compare eager computation, CUDA graphs
 with one batch in flight, and with two; open loops at shares of the highest throughput compare the whole model with the
-elastic size schedule.
+elastic size schedule. With --turn, the device is shared until the loads begin (benchmarks/turns.py).
 """
 
 import argparse
@@ -39,6 +39,7 @@ from bertsmith.serving.settings import SchedulerLimits, cores
 from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import Asking, HttpTarget, Known, Load, SchedulerTarget, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
+from turns import Turn, add_options
 
 BFLOAT16_TOLERANCE = 0.1  # relative, of probabilities, besides a tenth of it absolute
 CLIENTS = (1, 8, 64, 256)
@@ -143,7 +144,8 @@ def main() -> None:
             f"{len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):g}, "
             f"mean {statistics.mean(lengths):.1f}; load average {os.getloadavg()[0]:.1f}"
         )
-        metrics = asyncio.run(_run(bench) if options.device == "cpu" else _run_on_gpu(bench))
+        with Turn.of(options):
+            metrics = asyncio.run(_run(bench) if options.device == "cpu" else _run_on_gpu(bench))
     if options.metrics:
         Path(options.metrics).write_text(json.dumps(metrics, indent=2), encoding="utf-8")
 
@@ -171,7 +173,7 @@ async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
     for way, settings in ways.items():
         async with bench.serving(**settings) as (asking, _):
             await asking.closed(64, 0.5)
-            for clients in CLIENTS:
+            for clients in options.clients:
                 add(way, f"{clients} clients", await asking.closed(clients, options.seconds))
     highest = max(row["texts_per_second"] for row in rows) / per_request
     mean = per_request * statistics.mean(len(own.tokens) for own in bench.asked)
@@ -179,7 +181,7 @@ async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
     for way, floor in (("whole", None), ("elastic", FLOOR)):
         async with bench.serving(floor=floor, waiting=waiting) as (asking, _):
             await asking.closed(64, 0.5)
-            for share in SHARES:
+            for share in options.shares:
                 load = await asking.at_rate(share * highest, options.seconds)
                 add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
     return {"rows": rows}
@@ -270,6 +272,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--median", type=float, default=20, help="median length of the texts in tokens")
     parser.add_argument("--callers", type=int, default=32)
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="of the closed loops on a GPU")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=SHARES, help="of the highest throughput, of the open loops on a GPU"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--request-texts", type=int, help="texts of a request; 1 on a CPU, 8 on a GPU by default")
     parser.add_argument("--batch-tokens", type=int, help="1024 on a CPU, 16384 on a GPU by default")
@@ -279,6 +285,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--open-seconds", type=float, default=6.0)
     parser.add_argument("--queue-seconds", type=float, default=1.0, help="of work that may wait")
     parser.add_argument("--metrics", help="write all metrics to this JSON file")
+    add_options(parser)
     options = parser.parse_args()
     is_cpu = options.device == "cpu"
     options.request_texts = options.request_texts or (1 if is_cpu else 8)

@@ -12,7 +12,8 @@ answer is compared with the output of the model for the same text alone, in the 
 
 On a GPU a request has `--request-texts` texts. Closed loops of 1 to 256 clients compare eager computation, CUDA graphs
 with one batch in flight, and with two; open loops at shares of the highest throughput compare the whole model with the
-elastic size schedule. With --turn, the device is shared until the loads begin (benchmarks/turns.py).
+elastic size schedule. With --turn, each series of loads is in a turn of this process, and the graphs are captured
+before it (benchmarks/turns.py).
 """
 
 import argparse
@@ -144,15 +145,14 @@ def main() -> None:
             f"{len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):g}, "
             f"mean {statistics.mean(lengths):.1f}; load average {os.getloadavg()[0]:.1f}"
         )
-        with Turn.of(options):
-            metrics = asyncio.run(_run(bench) if options.device == "cpu" else _run_on_gpu(bench))
+        metrics = asyncio.run(_run(bench) if options.device == "cpu" else _run_on_gpu(bench))
     if options.metrics:
         Path(options.metrics).write_text(json.dumps(metrics, indent=2), encoding="utf-8")
 
 
 async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
     """Print one table of throughput and latency at several loads."""
-    options, per_request = bench.options, bench.options.request_texts
+    options, per_request, turn = bench.options, bench.options.request_texts, Turn.of(bench.options)
     ways: dict[str, dict[str, Any]] = {"graphs, one in flight": {"workers": 1}, "graphs": {}}
     if not options.http:  # the service has no flag against graphs
         ways = {"eager": {"has_graphs": False}, **ways}
@@ -172,18 +172,22 @@ async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
 
     for way, settings in ways.items():
         async with bench.serving(**settings) as (asking, _):
-            await asking.closed(64, 0.5)
-            for clients in options.clients:
-                add(way, f"{clients} clients", await asking.closed(clients, options.seconds))
+            await asking.closed(64, 0.1)
+            with turn:
+                await asking.closed(64, 0.3)
+                for clients in options.clients:
+                    add(way, f"{clients} clients", await asking.closed(clients, options.seconds))
     highest = max(row["texts_per_second"] for row in rows) / per_request
     mean = per_request * statistics.mean(len(own.tokens) for own in bench.asked)
     waiting = max(100_000, int(highest * mean * options.queue_seconds))
     for way, floor in (("whole", None), ("elastic", FLOOR)):
         async with bench.serving(floor=floor, waiting=waiting) as (asking, _):
-            await asking.closed(64, 0.5)
-            for share in options.shares:
-                load = await asking.at_rate(share * highest, options.seconds)
-                add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
+            await asking.closed(64, 0.1)
+            with turn:
+                await asking.closed(64, 0.3)
+                for share in options.shares:
+                    load = await asking.at_rate(share * highest, options.seconds)
+                    add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
     return {"rows": rows}
 
 

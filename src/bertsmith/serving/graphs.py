@@ -21,6 +21,7 @@ from torch import Tensor
 from bertsmith.data.inference import inference_autocast
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.progress import Watch
+from bertsmith.errors import first_line
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import EncoderInputs
 from bertsmith.models.model import Model
@@ -162,7 +163,7 @@ class CapturedModel:
             self._capture_all(_Transfer(largest, 0, recorder), watch)
         except (RuntimeError, NotImplementedError) as error:  # out of memory and CUDA errors are RuntimeErrors
             self._passes.clear()
-            raise CaptureFailed(str(error).splitlines()[0]) from error
+            raise CaptureFailed(first_line(error)) from error
         self.seconds = time.perf_counter() - started_at
         """Duration of capturing."""
         outputs = max(output.numel() for output, _ in self._passes.values())

@@ -67,7 +67,7 @@ def _slope(x, KIND: tl.constexpr):
     return slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _forward(
     product, bias, activated, rows, WIDTH: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -80,7 +80,7 @@ def _forward(
     tl.store(activated + where, _activated(x, KIND).to(activated.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "rows_per_program"])
 def _backward(
     upstream,
     product,

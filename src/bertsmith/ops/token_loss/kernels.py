@@ -36,7 +36,7 @@ def _select(weights, index, draw):
     return selected, tl.minimum(tl.maximum(rest, 0.0), 1 - 1.1920929e-07)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rows(
     scores,
     targets,

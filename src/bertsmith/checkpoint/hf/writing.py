@@ -66,6 +66,9 @@ def _normalised(config: ModelConfig) -> _Plain:
     data["heads"] = {head["kind"]: head for head in data["heads"]}  # the order has no effect
     if not data["heads"].get("replaced_tokens", {}).get("adds_first", True):
         del data["heads"]["replaced_tokens"]["epsilon"]
+    for head in data["heads"].values():
+        if isinstance(head.get("hidden"), dict) and not head.get("dropout"):
+            del head["hidden"]["drops_input"]
     return data
 
 

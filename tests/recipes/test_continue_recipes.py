@@ -65,9 +65,7 @@ def test_both_stages_of_the_bundled_model_take_two_steps(corpus_folder: Path, tm
     )
     start = f"model.folder={tmp_path / 'masked'}"
     changes = [*SMALL, start, "phases=[{begin=0.5,length=128}]"]
-    second = bertsmith.pretrain(
-        "small/replaced", data=corpus_folder, out=tmp_path / "small", set=changes, device="cpu"
-    )
+    second = bertsmith.pretrain("small/replaced", data=corpus_folder, out=tmp_path / "small", set=changes, device="cpu")
     assert first["steps"] == second["steps"] == 2
     model = bertsmith.load(tmp_path / "small")
     assert model.config.encoder.embedding.types == 0  # [SEP] alone separates segments

@@ -17,6 +17,8 @@ _MAX_FEATURES = 512
 _CHUNKS = {2: 64, 4: 32}
 """Positions of one causal chunk by bytes per element: the rows of a warp-group product, and what fits into registers
 without tensor cores."""
+_MIN_WIDTH = 32
+"""Warp-group products of 16 columns read a buffer that the next chunk overwrites; narrower ones have chunks of 32."""
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -51,7 +53,7 @@ def favor(inputs: FavorInputs) -> Tensor:
     curve = (feature_map.curve is None, feature_map.norm, inputs.features.added_epsilon)
     if inputs.is_causal:
         # the kernels have a fixed chunk; `inputs.chunk` would change nothing but rounding
-        sizes = (padded(matrix.shape[0]), _CHUNKS[query.dtype.itemsize])
+        sizes = padded(matrix.shape[0]), _chunk(query, padded(matrix.shape[0]))
         mixed = _favor_causal(
             query, key, value, matrix, rows.first, rows.length, rows.max_length, rows.has_padding, *sizes, *curve
         )[0]
@@ -72,6 +74,12 @@ def favor(inputs: FavorInputs) -> Tensor:
         *curve,
     )[0]
     return from_rows(mixed.to(inputs.value.dtype), layout)
+
+
+def _chunk(query: Tensor, features: int) -> int:
+    """Return the positions of one causal chunk."""
+    is_narrow = min(query.shape[-1], features) < _MIN_WIDTH
+    return min(_CHUNKS.values()) if is_narrow else _CHUNKS[query.dtype.itemsize]
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,8 @@ answer is compared with the output of the model for the same text alone, in the 
 
 On a GPU a request has `--request-texts` texts. Closed loops of 1 to 256 clients compare eager computation, CUDA graphs
 with one batch in flight, and with two; open loops at shares of the highest throughput compare the whole model with the
-elastic size schedule.
+elastic size schedule. With --turn, each series of loads is in a turn of this process, and the graphs are captured
+before it (benchmarks/turns.py).
 """
 
 import argparse
@@ -39,6 +40,7 @@ from bertsmith.serving.settings import SchedulerLimits, cores
 from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import HttpTarget, Known, Load, LoadGenerator, SchedulerTarget, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
+from turns import Turn, add_options
 
 BFLOAT16_TOLERANCE = 0.1  # relative, of probabilities, besides a tenth of it absolute
 CLIENTS = (1, 8, 64, 256)
@@ -152,7 +154,7 @@ def main() -> None:
 
 async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
     """Print one table of throughput and latency at several loads."""
-    options, per_request = bench.options, bench.options.request_texts
+    options, per_request, turn = bench.options, bench.options.request_texts, Turn.of(bench.options)
     ways: dict[str, dict[str, Any]] = {"graphs, one in flight": {"workers": 1}, "graphs": {}}
     if not options.http:  # the service has no flag against graphs
         ways = {"eager": {"has_graphs": False}, **ways}
@@ -172,18 +174,22 @@ async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
 
     for way, settings in ways.items():
         async with bench.serving(**settings) as (generator, _):
-            await generator.closed(64, 0.5)
-            for clients in CLIENTS:
-                add(way, f"{clients} clients", await generator.closed(clients, options.seconds))
+            await generator.closed(64, 0.1)
+            with turn:
+                await generator.closed(64, 0.3)
+                for clients in options.clients:
+                    add(way, f"{clients} clients", await generator.closed(clients, options.seconds))
     highest = max(row["texts_per_second"] for row in rows) / per_request
     mean = per_request * statistics.mean(len(own.tokens) for own in bench.sequences)
     waiting = max(100_000, int(highest * mean * options.queue_seconds))
     for way, floor in (("whole", None), ("elastic", FLOOR)):
         async with bench.serving(floor=floor, waiting=waiting) as (generator, _):
-            await generator.closed(64, 0.5)
-            for share in SHARES:
-                load = await generator.at_rate(share * highest, options.seconds)
-                add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
+            await generator.closed(64, 0.1)
+            with turn:
+                await generator.closed(64, 0.3)
+                for share in options.shares:
+                    load = await generator.at_rate(share * highest, options.seconds)
+                    add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
     return {"rows": rows}
 
 
@@ -192,7 +198,7 @@ async def _run(bench: Bench) -> dict[str, Any]:
     ways = {
         "one at a time": (1, 1),
         f"one at a time, {all_cores} threads": (1, all_cores),
-        "batched": (options.clients, 1),
+        "batched": (max(options.clients), 1),
     }
     rounds: dict[str, list[Load]] = {way: [] for way in ways}
     for _ in range(options.rounds):
@@ -235,7 +241,7 @@ async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, floor in (("whole", None), ("elastic", FLOOR)):
         async with bench.serving(floor=floor, waiting=waiting) as (generator, process):
-            await generator.closed(options.clients, 0.5)
+            await generator.closed(max(options.clients), 0.5)
             before = _resident(process)
             load = await generator.at_rate(rate, options.open_seconds)
             after = _resident(process)
@@ -271,7 +277,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", choices=list(SIZES), default="minilm")
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--median", type=float, default=20, help="median length of the texts in tokens")
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", type=int, nargs="+", help="32 on a CPU, 1 8 64 256 on a GPU by default")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=SHARES, help="of the highest throughput, of the open loops on a GPU"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--request-texts", type=int, help="texts of a request; 1 on a CPU, 8 on a GPU by default")
     parser.add_argument("--batch-tokens", type=int, help="1024 on a CPU, 16384 on a GPU by default")
@@ -281,8 +290,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--open-seconds", type=float, default=6.0)
     parser.add_argument("--queue-seconds", type=float, default=1.0, help="of work that may wait")
     parser.add_argument("--metrics", help="write all metrics to this JSON file")
+    add_options(parser)
     options = parser.parse_args()
     is_cpu = options.device == "cpu"
+    options.clients = options.clients or ((32,) if is_cpu else CLIENTS)
     options.request_texts = options.request_texts or (1 if is_cpu else 8)
     options.batch_tokens = options.batch_tokens or (1024 if is_cpu else 16_384)
     return options

@@ -40,7 +40,7 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 """Names of settings in other programs and their names here, for the error message of an unknown setting."""
 MAX_REPEAT = 1024
 """Copies of one layer that `repeat` makes; more is a damaged file."""
-_TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # name of a type in the location of a pydantic error
+_TYPE = re.compile(r"(literal|tuple|list|dict|function-\w+)\[")  # name of a type in the location of a pydantic error
 
 
 class Record(BaseModel):
@@ -218,7 +218,7 @@ def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[R
         if kinds is not None and isinstance(part, str) and part in kinds:
             target, kinds = kinds[part], None
             continue
-        if target is None and isinstance(part, str) and _TYPE.match(part):
+        if isinstance(part, str) and (_TYPE.match(part) or (target is not None and part == target.__name__)):
             continue  # one of several types that pydantic tried
         names.append(str(part))
         if isinstance(part, int):

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.task import ClassifierConfig, HiddenLayerConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
 from bertsmith.objectives.supervised import Classes, Spans, Supervised, Tags, Values
@@ -28,11 +29,20 @@ ENCODERS = [name for name in FAMILIES if name not in SEQ2SEQ and not name.endswi
 LENGTHS = (7, 1, 4, 6)
 LABELS = ("a", "b", "c")
 
+NORMED = HiddenLayerConfig(has_bias=False, norm=NormConfig(epsilon=1e-5, has_bias=False), drops_input=False)
+"""The hidden layer of ModernBERT's task classes."""
+
 HEADS: dict[str, tuple[HeadConfig, Supervised]] = {
     "classification": (ClassifierConfig(labels=LABELS, dropout=0.0), Classes()),
     "regression": (ClassifierConfig(labels=("value",), dropout=0.0, pooling="mean"), Values()),
     "tagging": (TaggerConfig(labels=LABELS, dropout=0.0), Tags()),
     "spans": (SpansConfig(), Spans()),
+    "classification after a normed layer": (
+        ClassifierConfig(labels=LABELS, dropout=0.0, pooling="mean", hidden=NORMED),
+        Classes(),
+    ),
+    "tagging after a normed layer": (TaggerConfig(labels=LABELS, dropout=0.0, hidden=NORMED), Tags()),
+    "spans after a normed layer": (SpansConfig(hidden=NORMED), Spans()),
 }
 
 

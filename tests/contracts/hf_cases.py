@@ -17,9 +17,9 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.task import EmbedderConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.model import Model
-from bertsmith.tasks.texts import classifier_head
+from bertsmith.tasks.default_heads import classifier_head, spans_head, tagger_head
 
 with warnings.catch_warnings():  # transformers' DeBERTa uses torch.jit.script on import
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -32,8 +32,8 @@ TASK_HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
     "classification": lambda config: classifier_head(config, LABELS),
     "regression": lambda config: classifier_head(config, ("score",)),
     "choice": lambda config: classifier_head(config, ("choice",)),
-    "tagging": lambda config: TaggerConfig(labels=LABELS, dropout=config.encoder.embedding.dropout),
-    "spans": lambda config: SpansConfig(),
+    "tagging": lambda config: tagger_head(config, LABELS),
+    "spans": spans_head,
     "embedding": lambda config: EmbedderConfig(),
 }
 
@@ -42,9 +42,10 @@ _BY_FAMILY = {
     "choice": {"bert", "albert", "electra", "convbert", "deberta-v2"},
     "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2"},
 }
-# transformers' heads of ELECTRA and ConvBERT have an additional layer, ModernBERT's an additional norm
+# transformers' classification heads of ELECTRA and ConvBERT have an additional layer
 NATIVE = {**_BY_FAMILY, "regression": _BY_FAMILY["classification"], "spans": _BY_FAMILY["tagging"]}
-NATIVE["embedding"] = _BY_FAMILY["tagging"] | {"modern"}
+NATIVE["embedding"] = _BY_FAMILY["tagging"]
+NATIVE = {task: {*families, "modern"} for task, families in NATIVE.items()}
 
 
 def task_model(name: str, task: str, layers: int = 2) -> Model:

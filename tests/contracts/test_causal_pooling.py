@@ -14,7 +14,7 @@ from bertsmith.models.heads.base import RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.replaced_tokens import ReplacedTokenDetectionConfig
-from bertsmith.tasks.texts import classifier_head
+from bertsmith.tasks.default_heads import classifier_head
 
 LENGTHS = [5, 12, 1, 9, 2]
 LAST = ClassifierConfig(labels=("a", "b", "c"), pooling="last", dropout=0.0)

@@ -56,7 +56,7 @@ def test_rewiring_preserves_outputs(name: str) -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_extracted_model_equals_subnet(name: str) -> None:
     draw = Random(name)
-    for task in ("classification", "spans"):
+    for task in ("classification", "spans", "tagging after a normed layer"):
         model = elastic_model(name, task)
         subnet = random_subnet(model.encoder.units, draw)
         small = bertsmith.extract(model, subnet)

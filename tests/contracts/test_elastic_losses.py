@@ -38,12 +38,12 @@ def by_sequence(outputs: Tensor, batch: TaskBatch) -> list[Tensor]:
 
 
 def prediction_loss(task: str, student: Tensor, teacher: Tensor, batch: TaskBatch) -> Tensor:
-    if task == "classification":
+    if task.startswith("classification"):
         return soft_cross_entropy(student, teacher)
     if task == "regression":
         return mse_loss(student, teacher)
     pairs = list(zip(by_sequence(student, batch), by_sequence(teacher, batch), strict=True))
-    if task == "tagging":
+    if task.startswith("tagging"):
         has_target = [tags != IGNORED for tags in by_sequence(batch.targets["tags"], batch)]
         chosen = [(own[is_target], like[is_target]) for (own, like), is_target in zip(pairs, has_target, strict=True)]
         return soft_cross_entropy(torch.cat([own for own, _ in chosen]), torch.cat([like for _, like in chosen]))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import FAMILIES, tiny_model
+from elastic_cases import NORMED
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
@@ -21,7 +22,8 @@ ENCODERS = [name for name, config in CONFIGS.items() if config.decoder is None a
 def exiting_model(name: str, layers: int = 1, labels: int = 3) -> Model:
     """Build a tiny encoder of four layers with exits after all but the last, whose classifier reads `layers` layers."""
     model = tiny_model(name, layers=4)
-    head = ClassifierConfig(labels=tuple("abc"[:labels]), features=FeaturesConfig(layers=layers), dropout=0.0)
+    features, hidden = FeaturesConfig(layers=layers), NORMED if name.startswith("modern") else None
+    head = ClassifierConfig(labels=tuple("abc"[:labels]), features=features, hidden=hidden, dropout=0.0)
     exits = ExitsConfig(layers=(1, 2, 3), outputs=labels, answer="classes", hidden="tanh", dropout=0.0)
     config = model.config.changed(heads=(head, exits), generator=None)
     return fit_heads(model, config, "the model", seed=3)[0].double().eval()

@@ -57,7 +57,7 @@ def test_task_outputs_match_transformers(name: str, task: str, tmp_path: Path) -
         assert plan.settings["why_not_native"] in plan.remark
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-xsmall", "albert-base"])
+@pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-xsmall", "albert-base", "modern-small"])
 def test_models_with_fewer_layers_and_neurons_stay_native(name: str, tmp_path: Path) -> None:
     model = task_model(name, "classification", layers=3)
     units = model.encoder.units

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import MIXER_CASES, TINY, padded_layout, tiny_model
 from choosing import slow_unless
-from elastic_cases import ENCODERS
+from elastic_cases import ENCODERS, NORMED
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
@@ -45,8 +45,11 @@ HEADS: dict[str, tuple[HeadConfig, ...]] = {
     "regression over layers": (
         ClassifierConfig(labels=("score",), pooling="mean", features=FeaturesConfig(layers=2, combine="weighted")),
     ),
+    "classifier after a normed layer": (ClassifierConfig(labels=("a", "b"), pooling="mean", hidden=NORMED),),
     "tagger": (TaggerConfig(labels=("O", "B", "I")),),
+    "tagger after a normed layer": (TaggerConfig(labels=("O", "B", "I"), hidden=NORMED),),
     "spans": (SpansConfig(),),
+    "spans after a normed layer": (SpansConfig(hidden=NORMED),),
     "embedder": (EmbedderConfig(projection=6),),
     "none": (),
     "masked tokens": (MaskedTokensConfig(),),
@@ -92,6 +95,7 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
     "albert-base": (_family("albert-base"), "classifier of the pooler"),
     "universal-base": (_family("universal-base"), "tagger"),
     "modern-small": (_family("modern-small"), "embedder"),
+    "modern-small, tagging": (_family("modern-small"), "tagger after a normed layer"),
     "pre-norm, factorised": (lambda: factorise(tiny_model("bert-tiny pre-norm", layers=2), 5), "none"),
 }
 

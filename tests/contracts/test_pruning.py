@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from cases import FAMILIES, SEQ2SEQ, packed_layout, tiny_model
+from elastic_cases import NORMED
 from torch import Tensor, nn
 
 from bertsmith.data.examples import TaskBatch
@@ -27,7 +28,8 @@ LENGTHS = [6, 3, 9, 1]
 
 def task_model(name: str) -> Model:
     """Build a tiny model of a family with a task head."""
-    head = ClassifierConfig(labels=("a", "b", "c"), dropout=0.0)
+    hidden = NORMED if name.startswith("modern") else None
+    head = ClassifierConfig(labels=("a", "b", "c"), hidden=hidden, dropout=0.0)
     return with_task_head(tiny_model(name), head, seed=0).double().eval()
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
-from bertsmith.checkpoint.hf.adapter import FamilyAdapter
+from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter
 from bertsmith.checkpoint.hf.names import to_theirs
 from bertsmith.checkpoint.hf.reading import adapter_for
 from bertsmith.data.corruption import Corrupted, Vocabulary
@@ -93,13 +93,15 @@ def compare_masked_losses(
     assert_gradients_equal(model, theirs, atol)
 
 
-def assert_gradients_equal(model: Model, theirs: PreTrainedModel, atol: float = 1e-10) -> None:
-    """Assert that all gradients are equal and that neither side has others."""
+def assert_gradients_equal(
+    model: Model, theirs: PreTrainedModel, atol: float = 1e-10, head: HeadAdapter | None = None
+) -> None:
+    """Assert that all gradients are equal and that neither side has others; `head` is the adapter of a task head."""
     adapter = adapter_for(model)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert gradients
     rows = adapter.rows(model.config, adapter.parts(name for name, _ in model.named_parameters()))
-    rows = [row for row in rows if row.ours in gradients]
+    rows = [row for row in (*rows, *(() if head is None else head.rows)) if row.ours in gradients]
     assert len(rows) == len(gradients)
     mine = to_theirs(rows, gradients)
     tensors = (*theirs.named_parameters(), *theirs.named_buffers())

@@ -16,8 +16,8 @@ from bertsmith.errors import InputError
 from bertsmith.hf.base import BertsmithConfig, BertsmithPreTrainedModel, HfOutput
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
-from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
-from bertsmith.tasks.texts import classifier_head
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.tasks.default_heads import classifier_head, spans_head, tagger_head
 
 
 class _ForTask(BertsmithPreTrainedModel):
@@ -85,7 +85,7 @@ class BertsmithForTokenClassification(_ForTask):
     head_kinds: ClassVar[tuple[str, ...]] = ("tagger",)
 
     def fresh_head(self, network: ModelConfig, config: BertsmithConfig) -> HeadConfig:
-        return TaggerConfig(labels=_labels(config), dropout=network.encoder.embedding.dropout)
+        return tagger_head(network, _labels(config))
 
     def with_labels(self, head: HeadConfig, config: BertsmithConfig) -> HeadConfig:
         return head.changed(labels=_labels(config))
@@ -109,7 +109,7 @@ class BertsmithForQuestionAnswering(_ForTask):
     head_kinds: ClassVar[tuple[str, ...]] = ("spans",)
 
     def fresh_head(self, network: ModelConfig, config: BertsmithConfig) -> HeadConfig:
-        return SpansConfig()
+        return spans_head(network)
 
     def forward(
         self,

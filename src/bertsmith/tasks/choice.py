@@ -20,8 +20,8 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Choices
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
+from bertsmith.tasks.default_heads import classifier_head
 from bertsmith.tasks.metrics.base import evaluate_metrics
-from bertsmith.tasks.texts import classifier_head
 from bertsmith.text.rows import Table
 
 _COLUMN_NAMES = {

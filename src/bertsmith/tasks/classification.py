@@ -15,11 +15,11 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
+from bertsmith.tasks.default_heads import classifier_head
 from bertsmith.tasks.metrics.classes import evaluate_classes
 from bertsmith.tasks.texts import (
     ClassWeights,
     TextTask,
-    classifier_head,
     confusion_counts,
     in_both_orders,
     label_name,

@@ -15,8 +15,9 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
+from bertsmith.tasks.default_heads import classifier_head
 from bertsmith.tasks.metrics.ranking import evaluate_labels
-from bertsmith.tasks.texts import TextTask, classifier_head, ordered_labels, text_columns
+from bertsmith.tasks.texts import TextTask, ordered_labels, text_columns
 from bertsmith.text.rows import Table
 
 _LABEL_COLUMNS = ("label", "labels")

@@ -14,8 +14,9 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
+from bertsmith.tasks.default_heads import classifier_head
 from bertsmith.tasks.metrics.ranking import evaluate_values
-from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
+from bertsmith.tasks.texts import TextTask, in_both_orders, text_columns
 from bertsmith.text.rows import Table
 
 

@@ -15,9 +15,9 @@ from bertsmith.answers.spans import SpanExample, WindowFeatures, read_passage_qu
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.task import SpansConfig
 from bertsmith.objectives.supervised import Spans
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
+from bertsmith.tasks.default_heads import spans_head
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.text.rows import Table
 
@@ -233,7 +233,7 @@ class SpanAnswers(Task[SpanExample]):
         return self.changed(may_be_unanswered=any(not example.golds for example in self.examples(train)))
 
     def head(self, model: ModelConfig) -> HeadConfig:
-        return SpansConfig()
+        return spans_head(model)
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[SpanExample]:
         columns = {"id": self.id, "question": self.question, "context": self.context, "answers": self.answer}

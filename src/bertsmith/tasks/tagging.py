@@ -25,6 +25,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
 from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
+from bertsmith.tasks.default_heads import tagger_head
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.tasks.texts import ClassWeights, confusion_counts, loss_weights
 from bertsmith.text.rows import Table
@@ -151,7 +152,7 @@ class Tagging(Task[TaggedWords]):
         return self.changed(labels=labels, scheme=scheme)
 
     def head(self, model: ModelConfig) -> TaggerConfig:
-        return TaggerConfig(labels=self.labels, dropout=model.encoder.embedding.dropout)
+        return tagger_head(model, self.labels)
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[TaggedWords]:
         label_index = {name: index for index, name in enumerate(self.labels)}

@@ -1,4 +1,4 @@
-"""Shared code of tasks on a text or a pair of texts: columns, classifier head, label names and weights."""
+"""Shared code of tasks on a text or a pair of texts: columns, label names and weights."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,6 @@ import numpy as np
 
 from bertsmith.answers.texts import TextExample
 from bertsmith.errors import InputError
-from bertsmith.layers.elementwise import Activation
-from bertsmith.models.config import ModelConfig
-from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.tasks.base import AnswerData, RowData, Task
 from bertsmith.tasks.glue import glue_file
 from bertsmith.text.rows import Table
@@ -55,33 +52,6 @@ def text_columns(row: RowData) -> dict[str, str] | None:
         if isinstance(row.get(first), str) and isinstance(row.get(second), str):
             return {"text": first, "pair": second}
     return next(({"text": name} for name in _TEXT_COLUMNS if isinstance(row.get(name), str)), None)
-
-
-def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
-    """Return the classification head of the family's paper.
-
-    BERT uses its pooler; ELECTRA and ConvBERT the first token; DeBERTa and other models with disentangled attention add
-    a GELU layer, RoBERTa a tanh and DistilBERT a ReLU layer; ModernBERT uses mean pooling. Causal encoders use the last
-    token, the only one that sees the text.
-    """
-    head = _family_head(model, labels)
-    return head.changed(pooling="last") if model.is_causal and head.pooling != "mean" else head
-
-
-_HIDDEN_LAYERS: dict[str, Activation] = {"roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
-
-
-def _family_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
-    dropout = model.encoder.embedding.dropout
-    if model.family in _HIDDEN_LAYERS:
-        return ClassifierConfig(labels=labels, hidden=_HIDDEN_LAYERS[model.family], dropout=dropout)
-    if any(head.kind == "pooler" for head in model.heads):
-        return ClassifierConfig(labels=labels, pooling="pooler", dropout=dropout)
-    if model.family.startswith(("deberta", "disentangled")):
-        return ClassifierConfig(labels=labels, hidden="gelu", dropout=dropout)
-    if model.family.startswith("modern"):
-        return ClassifierConfig(labels=labels, pooling="mean", hidden="gelu", dropout=dropout)
-    return ClassifierConfig(labels=labels, dropout=dropout)
 
 
 def in_both_orders(examples: Sequence[TextKind], *, has_pairs: bool) -> list[TextKind]:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,14 +16,13 @@ from bertsmith.data.devices import device_type
 from bertsmith.data.examples import ExampleConfig, ExamplePlan
 from bertsmith.data.pairs import PairConfig
 from bertsmith.errors import InputError
-from bertsmith.layers.elementwise import Activation
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops
 from bertsmith.models.heads import HeadConfig, Pooling, SequenceHeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
-from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
+from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, HiddenLayerConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
@@ -62,8 +61,12 @@ from bertsmith.training.starting_model import TokenizerConfig, finetuning_encode
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pair_trainer, task_trainer
 from bertsmith.training.trainer import Trainer
 
-# settings that only some heads have -> the config class of those heads
-_HEAD_OPTIONS = {"pooling": SequenceHeadConfig, "hidden": ClassifierConfig, "projection": EmbedderConfig}
+# settings that only some heads have -> the config classes of those heads
+_HEAD_OPTIONS: dict[str, tuple[type[HeadConfig], ...]] = {
+    "pooling": (SequenceHeadConfig,),
+    "hidden": (ClassifierConfig, TaggerConfig, SpansConfig),
+    "projection": (EmbedderConfig,),
+}
 
 
 class HeadChoice(Record):
@@ -74,9 +77,10 @@ class HeadChoice(Record):
     pooling: Pooling | None = None
     """For heads on whole texts: the vector of a text. None for the family's default, in causal encoders the last
     token's."""
-    hidden: Activation | None = None
-    """For classification and regression: the activation of a layer between that vector and the scores, such as the
-    "gelu" of transformers' ELECTRA and ConvBERT classes. None for the family's default."""
+    hidden: HiddenLayerConfig | Literal["none"] | None = None
+    """For all tasks but embeddings and trees: a layer before the scores, such as "gelu" as in transformers' ELECTRA and
+    ConvBERT classes; a table also sets has_bias, norm and drops_input. "none" for no such layer, None for the family's
+    default."""
     projection: int | None = Field(default=None, gt=0)
     """For embeddings: output size of a learned projection of that vector. None for no projection."""
     features: FeaturesConfig = FeaturesConfig()
@@ -86,11 +90,14 @@ class HeadChoice(Record):
         """Return a task's head with the changes applied."""
         options = {name: getattr(self, name) for name in HeadChoice.model_fields}
         changes = {name: value for name, value in options.items() if value is not None}
-        for name, owner in _HEAD_OPTIONS.items():
-            if name in changes and not isinstance(head, owner):
+        for name, owners in _HEAD_OPTIONS.items():
+            if name in changes and not isinstance(head, owners):
+                shown = self.plain()[name]
                 raise InputError(
-                    f"head.{name} is {changes[name]!r}, but a head of kind {head.kind!r} has no {name}; leave it out"
+                    f"head.{name} is {shown!r}, but a head of kind {head.kind!r} has no {name}; leave it out"
                 )
+        if self.hidden == "none":
+            changes["hidden"] = None
         if isinstance(head, SequenceHeadConfig) and head.pooling == "pooler" and self._has_other_width:
             # the pooler was trained on the last layer's hidden states and has their width
             if self.pooling == "pooler":

@@ -1,6 +1,8 @@
 """Folders of sentence-transformers open here, and our embedders open there, with equal vectors."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import files
 from pathlib import Path
 
@@ -114,6 +116,48 @@ def test_native_export(base: Model, head: EmbedderConfig, tmp_path: Path, caplog
     assert "opens without Bertsmith" in str(bertsmith.export(model, tmp_path / "hf"))
     assert largest_difference(model, tmp_path / "hf") < 1e-5
     assert "LOAD REPORT" not in caplog.text  # of missing or unexpected weights
+    assert bertsmith.load(tmp_path / "hf").config == model.config
+
+
+OPENED = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(sys.argv[1], device="cpu")
+vectors = model.encode(json.loads(sys.argv[2])).tolist()
+modules = [type(module).__name__ for module in model]
+encoder = type(model[0].auto_model).__name__
+print(json.dumps([encoder, modules, vectors, "bertsmith" in sys.modules]))
+"""
+"""A program that opens a folder with sentence-transformers alone."""
+
+
+@pytest.mark.parametrize("window", [3, None], ids=["local attention", "global attention"])
+def test_modern_embedder_is_native(base: Model, window: int | None, tmp_path: Path) -> None:
+    tokenizer = base.require_tokenizer()
+    sizes = {"width": 24, "layers": 4, "heads": 2, "max_length": 40, "window": 3, "init_std": 0.3}
+    config = bertsmith.preset("modern-small", vocabulary=tokenizer.size, **sizes)
+    if window is None:
+        encoder = config.encoder
+        mixer = encoder.layers[0].mixer
+        config = config.changed(
+            encoder=encoder.changed(layers=tuple(layer.changed(mixer=mixer) for layer in encoder.layers))
+        )
+    model = bertsmith.build(config, seed=0)
+    model.tokenizer = tokenizer
+    model = with_task_head(model, EmbedderConfig(projection=9), seed=0).eval()
+    with torch.no_grad():
+        model.heads["embedder"].projection.bias.normal_(std=0.3)
+    remark = bertsmith.export(model, tmp_path / "hf")
+    assert "written as ModernBertModel, which transformers opens without Bertsmith" in str(remark)
+    program = [sys.executable, "-W", "ignore", "-c", OPENED, str(tmp_path / "hf"), json.dumps(TEXTS)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert "LOAD REPORT" not in done.stderr
+    encoder_class, modules, vectors, has_bertsmith = json.loads(done.stdout.splitlines()[-1])
+    assert encoder_class == "ModernBertModel"
+    assert modules == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert not has_bertsmith
+    torch.testing.assert_close(torch.tensor(vectors), model.encode(TEXTS), rtol=0, atol=1e-5)
     assert bertsmith.load(tmp_path / "hf").config == model.config
 
 

@@ -12,15 +12,25 @@ import bertsmith
 from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, LayerFeatures, RecurrentConfig
-from bertsmith.models.heads.task import ClassifierConfig, DenseConfig, EmbedderConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.task import (
+    ClassifierConfig,
+    DenseConfig,
+    EmbedderConfig,
+    HiddenLayerConfig,
+    SpansConfig,
+    TaggerConfig,
+)
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.objectives.supervised import Tags
+from bertsmith.tasks.default_heads import classifier_head, spans_head, tagger_head
 from bertsmith.training.finetuning import HeadChoice
 from bertsmith.training.trainer import Trainer
 
@@ -66,7 +76,12 @@ def _padded(rows: list[Tensor]) -> tuple[Tensor, SequenceLayout]:
 def test_outputs_are_the_same_packed_padded_and_alone(choice: str, recurrent: str) -> None:
     rows = _tokens()
     heads = {"features": CHOICES[choice], "recurrent": RECURRENT[recurrent]}
-    for head in (TaggerConfig(labels=("a", "b", "c"), **heads), SpansConfig(**heads)):
+    normed = HiddenLayerConfig(norm=NormConfig(epsilon=1e-5), has_bias=False, drops_input=False)
+    for head in (
+        TaggerConfig(labels=("a", "b", "c"), **heads),
+        SpansConfig(**heads),
+        SpansConfig(hidden=normed, **heads),
+    ):
         model = _model(head)
         packed = model.outputs(*_packed(rows))
         tokens, layout = _padded(rows)
@@ -76,6 +91,7 @@ def test_outputs_are_the_same_packed_padded_and_alone(choice: str, recurrent: st
         assert torch.allclose(torch.cat(alone), packed, atol=1e-5)
     for pooled in (
         ClassifierConfig(labels=("a", "b"), pooling="mean", **heads),
+        ClassifierConfig(labels=("a", "b"), pooling="mean", hidden=normed, **heads),
         EmbedderConfig(**heads),
         EmbedderConfig(projection=5, **heads),
         EmbedderConfig(pooling="max", **heads),
@@ -167,8 +183,57 @@ def test_head_settings_are_applied() -> None:
     )
     with pytest.raises(InputError, match=r"head\.pooling is 'mean', but a head of kind 'tagger' has no pooling"):
         HeadChoice(pooling="mean").applied(TaggerConfig(labels=("a",)))
-    with pytest.raises(InputError, match=r"head\.hidden is 'gelu', but a head of kind 'tagger' has no hidden"):
-        HeadChoice(hidden="gelu").applied(TaggerConfig(labels=("a",)))
+    with pytest.raises(InputError, match=r"head\.hidden is 'gelu', but a head of kind 'embedder' has no hidden"):
+        HeadChoice(hidden="gelu").applied(EmbedderConfig())
+
+
+SHORT, LONG = {"hidden": "gelu"}, {"hidden": {"activation": "relu", "norm": {"epsilon": 1e-5, "has_bias": False}}}
+
+
+def test_hidden_layer_has_a_short_form() -> None:
+    """An activation alone, as in earlier config.json files and recipes, is a layer with biases and no norm."""
+    short = HeadChoice.parse(SHORT).hidden
+    assert short == HiddenLayerConfig(activation="gelu", has_bias=True, norm=None, drops_input=True)
+    assert HeadChoice.parse({"hidden": {"activation": "gelu"}}).plain()["hidden"] == "gelu"
+    for given in (SHORT, LONG, {"hidden": "none"}):
+        choice = HeadChoice.parse(given)
+        assert HeadChoice.parse(choice.plain()) == choice
+    for kind in (ClassifierConfig(labels=("a",)), TaggerConfig(labels=("a",)), SpansConfig()):
+        head = HeadChoice.parse(LONG).applied(kind)
+        assert head.hidden == HiddenLayerConfig(activation="relu", norm=NormConfig(epsilon=1e-5, has_bias=False))
+        assert type(head).parse(head.plain()) == head
+        assert HeadChoice(hidden="none").applied(head) == kind
+        assert HeadChoice().applied(head) == head
+        config = _model(head).config
+        assert ModelConfig.parse(config.plain()) == config
+
+
+@pytest.mark.parametrize(
+    ("hidden", "message"),
+    [
+        ("gleu", r"^settings: hidden\.activation is 'gleu': input should be 'gelu'"),
+        ({"bias": True}, r"^settings: hidden\.bias is not a known setting; did you mean 'has_bias'\?$"),
+        ({"norm": {"placement": "pre"}}, r"^settings: hidden: norm\.placement is 'pre'; allowed: 'post', after the"),
+    ],
+)
+def test_invalid_hidden_layer_raises(hidden: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        HeadChoice.parse({"hidden": hidden})
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "modern-small"])
+def test_default_heads(name: str) -> None:
+    config = _model(EmbedderConfig(), name, dropout=0.0).config
+    norm = config.encoder.layers[0].norm
+    expected = HiddenLayerConfig(
+        activation="gelu",
+        has_bias=False,
+        norm=NormConfig(epsilon=norm.epsilon, has_bias=False),
+        drops_input=False,
+    )
+    heads = [classifier_head(config, ("a", "b")), tagger_head(config, ("a",)), spans_head(config)]
+    assert [head.hidden for head in heads] == [expected if name == "modern-small" else None] * 3
+    assert heads[0].pooling == ("mean" if name == "modern-small" else "first")
 
 
 ROWS = [

@@ -13,6 +13,11 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    ModernBertForMultipleChoice,
+    ModernBertForQuestionAnswering,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+    PreTrainedConfig,
 )
 
 import bertsmith
@@ -32,14 +37,22 @@ def write_folder(kind: type, folder: Path, tokenizer: Path, **settings: Any) -> 
     """Write a folder of transformers with random weights."""
     torch.manual_seed(0)
     size = Tokenizer.load(tokenizer).size
-    kind(BertConfig(vocab_size=size, max_position_embeddings=40, **SIZE, **settings)).save_pretrained(folder)
+    config: type[PreTrainedConfig] = kind.config_class
+    no_ids = {f"{role}_token_id": 0 for role in ("pad", "bos", "eos", "cls", "sep")}  # theirs are of 50,000 tokens
+    settings = settings if config is BertConfig else no_ids | settings
+    kind(config(vocab_size=size, max_position_embeddings=40, **SIZE, **settings)).save_pretrained(folder)
     Tokenizer.load(tokenizer).save(folder)
     return folder
 
 
-@pytest.fixture
-def classifier(corpus_folder: Path, tmp_path: Path) -> Path:
-    return write_folder(BertForSequenceClassification, tmp_path / "hf", corpus_folder, id2label={0: "NEG", 1: "POS"})
+MODERN = {"classifier_pooling": "mean", "classifier_bias": True, "local_attention": 6}
+
+
+@pytest.fixture(params=["bert", "modernbert"])
+def classifier(request: pytest.FixtureRequest, corpus_folder: Path, tmp_path: Path) -> Path:
+    classes = {"bert": (BertForSequenceClassification, {}), "modernbert": (ModernBertForSequenceClassification, MODERN)}
+    kind, settings = classes[request.param]
+    return write_folder(kind, tmp_path / "hf", corpus_folder, id2label={0: "NEG", 1: "POS"}, **settings)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +68,19 @@ def classifier(corpus_folder: Path, tmp_path: Path) -> Path:
         (BertForTokenClassification, {"id2label": {0: "O", 1: "B-X"}}, {"kind": "tagging", "labels": ["O", "B-X"]}),
         (BertForQuestionAnswering, {}, {"kind": "spans"}),
         (BertForMultipleChoice, {}, {"kind": "choice"}),
+        (
+            ModernBertForSequenceClassification,
+            {"classifier_pooling": "mean", "classifier_bias": True},
+            {"kind": "classification", "labels": ["LABEL_0", "LABEL_1"]},
+        ),
+        (ModernBertForSequenceClassification, {"num_labels": 1}, {"kind": "regression"}),
+        (
+            ModernBertForTokenClassification,
+            {"id2label": {0: "O", 1: "B-X"}},
+            {"kind": "tagging", "labels": ["O", "B-X"]},
+        ),
+        (ModernBertForQuestionAnswering, {}, {"kind": "spans"}),
+        (ModernBertForMultipleChoice, {}, {"kind": "choice"}),
     ],
 )
 def test_task_follows_from_class_and_labels(

@@ -10,6 +10,7 @@ from bertsmith.checkpoint.hf.adapter import (
     write_activation,
 )
 from bertsmith.checkpoint.hf.names import Row, row
+from bertsmith.checkpoint.hf.task_heads import prediction_heads
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
@@ -21,7 +22,7 @@ from bertsmith.models.heads import HeadConfig, MaskedTokensConfig
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _OLD_NAMES = {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"}
 _THETAS = {_FULL: 160_000.0, _SLIDING: 10_000.0}
-_NO_BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+_NO_BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False)
 _NO_DROPOUT = dict.fromkeys(("attention_dropout", "mlp_dropout"), 0.0)  # applied elsewhere than ours
 _UNKNOWN_IDS = dict.fromkeys(f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep"))
 
@@ -44,6 +45,8 @@ def _rows(config: ModelConfig) -> list[Row]:
 
 def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     data.allow_only(**_NO_BIASES, **_NO_DROPOUT, decoder_bias=True, tie_word_embeddings=True)
+    if "heads.masked_tokens" in parts:
+        data.allow_only(classifier_bias=False)
     width, layers = data.required("hidden_size"), data.required("num_hidden_layers")
     norm = NormConfig(placement="pre", epsilon=data.get("norm_eps", 1e-5), has_bias=False)
     neurons, activation = data.required("intermediate_size"), data.activation("hidden_activation")
@@ -127,6 +130,7 @@ def _write(config: ModelConfig) -> HfSettings:
         "initializer_range": encoder.init_std,
         "embedding_dropout": encoder.embedding.dropout,
         **_NO_BIASES,
+        "classifier_bias": False,
         **_NO_DROPOUT,
         "decoder_bias": True,
         "tie_word_embeddings": True,
@@ -141,13 +145,14 @@ MODERNBERT = FamilyAdapter(
     encoder_rows=_rows,
     optional_rows={
         "heads.masked_tokens": (
+            row("heads.masked_tokens.bias", "decoder.bias"),  # the other two are in the task classes as well
             row("heads.masked_tokens.transform.weight", "head.dense.weight"),
             row("heads.masked_tokens.norm.weight", "head.norm.weight"),
-            row("heads.masked_tokens.bias", "decoder.bias"),
         )
     },
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     unprefixed=("embeddings.", "layers.", "final_norm."),
     read_config=_read,
     write_config=_write,
+    task_heads=prediction_heads("ModernBert"),
 )

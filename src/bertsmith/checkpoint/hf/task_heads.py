@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertsmith.checkpoint.hf.adapter import HeadAdapter, HfConfig, HfSettings, write_activation
-from bertsmith.checkpoint.hf.names import linear
-from bertsmith.errors import InputError
-from bertsmith.layers.elementwise import Activation
+from bertsmith.checkpoint.hf.names import linear, row
+from bertsmith.errors import InputError, nearest
+from bertsmith.layers.elementwise import Activation, NormConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.task import ClassifierConfig, HiddenLayerConfig, Pooling, SpansConfig, TaggerConfig
 
 CHOICE = ("choice",)
 """The labels of a multiple-choice head, which scores one sequence of an item at a time."""
@@ -28,6 +28,8 @@ _SUMMARY = {
     "summary_last_dropout": 0.1,
 }
 _IDENTITY = (None, "", "linear")  # activations
+_CLASSIFIER_POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean"}
+"""`classifier_pooling` of ModernBERT."""
 
 ReadDropout = Callable[[HfConfig], float]
 WriteDropout = Callable[[float], HfSettings]
@@ -86,13 +88,14 @@ def hidden_classifier(
 
     def read_head(data: HfConfig) -> HeadConfig:
         hidden = fixed if activation is None else data.activation(activation)
-        return ClassifierConfig(labels=_labels(data, is_choice), hidden=hidden, dropout=read(data))
+        layer = HiddenLayerConfig(activation=hidden)
+        return ClassifierConfig(labels=_labels(data, is_choice), hidden=layer, dropout=read(data))
 
     def write_head(head: HeadConfig) -> HfSettings:
         hidden, settings = _classifier(head).hidden, write(_classifier(head).dropout)
         if hidden is None or activation in (None, "hidden_act"):  # written with the layers
             return settings
-        return {**settings, str(activation): write_activation(hidden)}
+        return {**settings, str(activation): write_activation(hidden.activation)}
 
     return HeadAdapter(
         architecture=architecture,
@@ -172,6 +175,63 @@ def span_finder(
         rows=tuple(linear("heads.spans.score", "qa_outputs")),
         read=lambda data: SpansConfig(dropout=read(data)),
         write=lambda head: write(head.dropout) if isinstance(head, SpansConfig) else {},
+    )
+
+
+def prediction_heads(prefix: str) -> tuple[HeadAdapter, ...]:
+    """ModernBERT's task classes: linear layer, activation, norm, dropout, scores; with and without a first bias."""
+    kinds = {
+        "SequenceClassification": "classifier",
+        "MultipleChoice": "classifier",
+        "TokenClassification": "tagger",
+        "QuestionAnswering": "spans",
+    }
+    return tuple(
+        _prediction_head(f"{prefix}For{task}", kind, is_choice=task == "MultipleChoice", has_bias=has_bias)
+        for task, kind in kinds.items()
+        for has_bias in (False, True)
+    )
+
+
+def _prediction_head(architecture: str, kind: str, *, is_choice: bool, has_bias: bool) -> HeadAdapter:
+    def read_head(data: HfConfig) -> HeadConfig:
+        norm = NormConfig(epsilon=data.get("norm_eps", 1e-5), has_bias=False)
+        activation = data.activation("classifier_activation")
+        hidden = HiddenLayerConfig(activation=activation, has_bias=has_bias, norm=norm, drops_input=False)
+        dropout = float(data.get("classifier_dropout") or 0.0)
+        if kind == "spans":
+            return SpansConfig(hidden=hidden, dropout=dropout)
+        labels = _labels(data, is_choice)
+        if kind == "tagger":
+            return TaggerConfig(labels=labels, hidden=hidden, dropout=dropout)
+        pooling = data.get("classifier_pooling", "cls")
+        if pooling not in _CLASSIFIER_POOLINGS:
+            raise InputError(
+                f"config.json: classifier_pooling is {pooling!r}; {nearest(pooling, _CLASSIFIER_POOLINGS)}"
+            )
+        return ClassifierConfig(labels=labels, pooling=_CLASSIFIER_POOLINGS[pooling], hidden=hidden, dropout=dropout)
+
+    def write_head(head: HeadConfig) -> HfSettings:
+        assert isinstance(head, ClassifierConfig | TaggerConfig | SpansConfig)
+        settings: HfSettings = {"classifier_dropout": head.dropout, "classifier_bias": has_bias}
+        if head.hidden is not None:
+            settings["classifier_activation"] = write_activation(head.hidden.activation)
+        if isinstance(head, ClassifierConfig):
+            poolings = {ours: theirs for theirs, ours in _CLASSIFIER_POOLINGS.items()}
+            settings["classifier_pooling"] = poolings.get(head.pooling, "cls")  # reading back finds the difference
+        return settings
+
+    ours = f"heads.{kind}"
+    biases = (row(f"{ours}.hidden.bias", "head.dense.bias"),) if has_bias else ()
+    hidden_rows = (row(f"{ours}.hidden.weight", "head.dense.weight"), *biases)
+    return HeadAdapter(
+        architecture=architecture,
+        kind=kind,
+        rows=(*hidden_rows, row(f"{ours}.norm.weight", "head.norm.weight"), *linear(f"{ours}.score", "classifier")),
+        read=read_head,
+        write=write_head,
+        is_choice=is_choice,
+        matches=lambda data: bool(data.get("classifier_bias")) == has_bias,
     )
 
 

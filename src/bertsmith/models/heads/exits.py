@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.elementwise import Activation
 from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures
-from bertsmith.models.heads.task import Classifier
+from bertsmith.models.heads.task import Classifier, HiddenLayerConfig
 from bertsmith.settings import Record
 
 Answer = Literal["classes", "labels", "choices", "value"]
@@ -85,13 +85,14 @@ class Exits(nn.Module):
     def __init__(self, config: ExitsConfig, width: int) -> None:
         super().__init__()
         self.layers = config.layers
+        hidden = None if config.hidden is None else HiddenLayerConfig(activation=config.hidden)
         self.by_layer = nn.ModuleDict(
             {
                 str(layer): Classifier(
                     LayerFeatures(width, FeaturesConfig(), None),
                     config.outputs,
                     config.pooling,
-                    config.hidden,
+                    hidden,
                     config.dropout,
                 )
                 for layer in config.layers

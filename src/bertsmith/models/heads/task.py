@@ -1,16 +1,16 @@
 """Task heads: sequence classifier, tagger, span extractor and embedder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
+from bertsmith.layers.elementwise import ACTIVATIONS, Activation, NormConfig, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures, RecurrentConfig
 from bertsmith.settings import Record
@@ -35,6 +35,36 @@ class TaskHeadConfig(HeadConfig):
         return LayerFeatures(width, self.features, self.recurrent)
 
 
+class HiddenLayerConfig(Record):
+    """A layer of the same width before the scores: linear, activation, optional norm.
+
+    An activation alone is the short form of a layer with biases and without a norm: `hidden = "gelu"`.
+    """
+
+    activation: Activation = "gelu"
+    has_bias: bool = True
+    """Whether the linear layer has a bias."""
+    norm: NormConfig | None = None
+    """Norm after the activation, as in ModernBERT; None for no norm."""
+    drops_input: bool = True
+    """Whether the head's dropout also applies to the input of this layer; it always applies to the scores' input."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_activation(cls, data: Any) -> Any:
+        return {"activation": data} if isinstance(data, str) else data
+
+    @model_serializer(mode="wrap")
+    def _shorten(self, handler: SerializerFunctionWrapHandler) -> Any:
+        return self.activation if self == HiddenLayerConfig(activation=self.activation) else handler(self)
+
+    @model_validator(mode="after")
+    def _check_norm(self) -> "HiddenLayerConfig":
+        if self.norm is not None and self.norm.placement != "post":
+            raise ValueError(f"norm.placement is {self.norm.placement!r}; allowed: 'post', after the activation")
+        return self
+
+
 class SequenceHeadConfig(TaskHeadConfig):
     """Settings of heads with one output per sequence."""
 
@@ -50,8 +80,8 @@ class ClassifierConfig(SequenceHeadConfig):
     kind: Literal["classifier"] = "classifier"
     labels: tuple[str, ...] = Field(min_length=1)
     """Names of the outputs."""
-    hidden: Activation | None = None
-    """Activation of a hidden layer between that vector and the scores; None for no hidden layer."""
+    hidden: HiddenLayerConfig | None = None
+    """A hidden layer between that vector and the scores; None for no hidden layer."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Classifier":
         return Classifier(self.reader(width), len(self.labels), self.pooling, self.hidden, self.dropout)
@@ -62,9 +92,11 @@ class TaggerConfig(TaskHeadConfig):
 
     kind: Literal["tagger"] = "tagger"
     labels: tuple[str, ...] = Field(min_length=1)
+    hidden: HiddenLayerConfig | None = None
+    """A hidden layer before the scores; None for no hidden layer."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Tagger":
-        return Tagger(self.reader(width), len(self.labels), self.dropout)
+        return Tagger(self.reader(width), len(self.labels), self.hidden, self.dropout)
 
 
 class SpansConfig(TaskHeadConfig):
@@ -72,9 +104,11 @@ class SpansConfig(TaskHeadConfig):
 
     kind: Literal["spans"] = "spans"
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    hidden: HiddenLayerConfig | None = None
+    """A hidden layer before the scores; None for no hidden layer."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Tagger":
-        return Tagger(self.reader(width), 2, self.dropout)
+        return Tagger(self.reader(width), 2, self.hidden, self.dropout)
 
 
 class DenseConfig(Record):
@@ -162,42 +196,57 @@ class TaskHead(nn.Module, ABC):
         """
 
 
-class Classifier(TaskHead):
-    """Pooled vector, optional hidden layer, dropout, scores."""
+class ScoringHead(TaskHead):
+    """Optional hidden layer, dropout, scores."""
+
+    def __init__(self, features: LayerFeatures, outputs: int, hidden: HiddenLayerConfig | None) -> None:
+        super().__init__(features)
+        width, norm = features.width, None if hidden is None else hidden.norm
+        self.layer = hidden
+        self.hidden = None if hidden is None else ElasticLinear(width, width, bias=hidden.has_bias)
+        self.norm = None if norm is None else norm.build(width)
+        self.score = ElasticLinear(width, outputs)
+
+    def scores(self, vectors: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the scores of every vector; `drop` is the head's dropout."""
+        if self.hidden is not None and self.layer is not None:
+            vectors = self.hidden(drop(vectors) if self.layer.drops_input else vectors)
+            vectors = ACTIVATIONS[self.layer.activation](vectors)
+        if self.norm is not None:
+            vectors = self.norm(vectors)
+        return self.score(drop(vectors))
+
+
+class Classifier(ScoringHead):
+    """Scores of the pooled vector of every sequence."""
 
     def __init__(
-        self, features: LayerFeatures, labels: int, pooling: Pooling, hidden: Activation | None, dropout: float
+        self, features: LayerFeatures, labels: int, pooling: Pooling, hidden: HiddenLayerConfig | None, dropout: float
     ) -> None:
-        super().__init__(features)
-        width = features.width
-        self.pooling, self.activation = pooling, hidden
-        self.hidden = None if hidden is None else ElasticLinear(width, width)
+        super().__init__(features, labels, hidden)
+        self.pooling = pooling
         self.dropout = nn.Dropout(dropout)
-        self.score = ElasticLinear(width, labels)
 
     def forward(
         self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
     ) -> Tensor:
-        vector = pooled(self.features(hidden_states, layout), layout, self.pooling, pooler)
-        if self.hidden is not None and self.activation is not None:
-            vector = ACTIVATIONS[self.activation](self.hidden(self.dropout(vector)))
-        return self.score(self.dropout(vector))
+        vectors = pooled(self.features(hidden_states, layout), layout, self.pooling, pooler)
+        return self.scores(vectors, self.dropout)
 
 
-class Tagger(TaskHead):
-    """Dropout and scores at every token."""
+class Tagger(ScoringHead):
+    """Scores of every token."""
 
     is_for_tokens = True
 
-    def __init__(self, features: LayerFeatures, labels: int, dropout: float) -> None:
-        super().__init__(features)
+    def __init__(self, features: LayerFeatures, labels: int, hidden: HiddenLayerConfig | None, dropout: float) -> None:
+        super().__init__(features, labels, hidden)
         self.dropout = TokenDropout(dropout)
-        self.score = ElasticLinear(features.width, labels)
 
     def forward(
         self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
     ) -> Tensor:
-        return self.score(self.dropout(self.features(hidden_states, layout), layout))
+        return self.scores(self.features(hidden_states, layout), lambda vectors: self.dropout(vectors, layout))
 
 
 class Embedder(TaskHead):

@@ -258,7 +258,7 @@ class TrainStep:
             )
         given = Circumstances(self.device.type, self.processes, self.is_sharded, recomputes, load)
         mode, reason = choose_mode(run.compile, given)
-        if self.is_auto:
+        if self.is_auto and load.has_one_shape:  # otherwise nothing can be compiled: on a CPU, and for fine-tuning
             self.notices.append(describe_choice(mode, reason))
         return mode
 

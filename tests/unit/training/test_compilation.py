@@ -163,6 +163,13 @@ def test_failed_recording_continues_with_compiled_layers(
     assert "stream is capturing" in shown[1]
 
 
+def test_runs_on_a_cpu_report_no_choice(corpus_folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(corpus_folder, tmp_path / "cpu")
+    assert trainer.train_step.mode == "off"
+    assert trainer.train_step.notices == []
+    trainer.close()
+
+
 def test_explicit_mode_raises_if_it_fails(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose("graphs", monkeypatch, fail_to_record)
     trainer = trainer_of(corpus_folder, tmp_path / "graphs", compile="graphs")

@@ -149,7 +149,7 @@ def test_failed_recording_leaves_dropout_working() -> None:
     torch.manual_seed(0)
     expected = torch.dropout(ones, 0.5, train=True)
     torch.manual_seed(0)
-    with pytest.raises(RecordingError, match="cannot be recorded"):
+    with pytest.raises(RecordingError):
         graphed(ones)
     assert torch.cuda.current_stream() == stream
     assert torch.equal(torch.dropout(ones, 0.5, train=True), expected)

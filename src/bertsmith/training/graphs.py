@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.nested import map_tensors, signature, tensors
-from bertsmith.errors import InputError, first_line
+from bertsmith.errors import first_line
 
 EAGER_CALLS = 2
 """Calls per signature that run eagerly: they compile layers and choose kernels, which cannot be recorded."""
@@ -20,8 +20,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class RecordingError(InputError):
-    """A function cannot be recorded as a CUDA graph."""
+class RecordingError(Exception):
+    """A function cannot be recorded as a CUDA graph; the message is the reason."""
 
 
 class Graphed(Generic[Arguments, Result]):
@@ -89,8 +89,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...], earlier: Re
             result = map_tensors(Tensor.detach, function(*own))
     except RuntimeError as error:
         _restore_generator(random_state)
-        reason = first_line(error.__context__ or error)  # the end of the recording fails, too
-        raise RecordingError(f'run.compile is "graphs", but the step cannot be recorded: {reason}; use "on"') from error
+        raise RecordingError(first_line(error.__context__ or error)) from error  # the end of the recording fails, too
     return Recording(graph, tensors(own), result)
 
 

@@ -123,8 +123,6 @@ class TrainStep:
             # a copy: the next micro-batch overwrites what the graph returns
             return map_tensors(torch.clone, self._recorded_prepare(batch.recordable(), seed))
         except RecordingError as error:
-            if not self.is_auto:
-                raise
             self._fall_back("on", error)
             return self.objective.prepare(batch, seed)
 
@@ -162,8 +160,6 @@ class TrainStep:
             run = self._recorded_pass or self._forward_backward
             return run(part, totals)
         except RecordingError as error:  # nothing was computed
-            if not self.is_auto:
-                raise
             self._fall_back("on", error)
         except RuntimeError as error:
             if not self.is_auto or self.mode == "off" or draw is None or not is_compilation_error(error):
@@ -258,7 +254,7 @@ class TrainStep:
             )
         given = Circumstances(self.device.type, self.processes, self.is_sharded, recomputes, load)
         mode, reason = choose_mode(run.compile, given)
-        if self.is_auto:
+        if self.is_auto and load.has_one_shape:  # otherwise nothing can be compiled: on a CPU, and for fine-tuning
             self.notices.append(describe_choice(mode, reason))
         return mode
 
@@ -271,7 +267,11 @@ class TrainStep:
             self._recorded_prepare = Graphed(self.objective.prepare)
 
     def _fall_back(self, mode: Mode, error: Exception) -> None:
-        """Continue in a safer mode and tell the user."""
+        """Continue in a safer mode and tell the user, or raise InputError if the user has set the mode."""
+        if not self.is_auto:
+            raise InputError(
+                f"run.compile is {self.mode!r}, but a step cannot be recorded: {error}; allowed: auto, off, on"
+            ) from error
         self.notices.append(describe_fall_back(self.mode, mode, error))
         if mode == "off":
             uncompile_layers(self.model)

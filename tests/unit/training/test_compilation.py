@@ -160,13 +160,20 @@ def test_failed_recording_continues_with_compiled_layers(
         'run.compile is "auto": each layer is compiled and passes are replayed as CUDA graphs ("graphs")',
         'run.compile is "auto": each layer is compiled ("on")',
     ]
-    assert "stream is capturing" in shown[1]
+    assert shown[1].endswith('because "graphs" failed: operation not permitted when stream is capturing')
+
+
+def test_runs_on_a_cpu_report_no_choice(corpus_folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(corpus_folder, tmp_path / "cpu")
+    assert trainer.train_step.mode == "off"
+    assert trainer.train_step.notices == []
+    trainer.close()
 
 
 def test_explicit_mode_raises_if_it_fails(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose("graphs", monkeypatch, fail_to_record)
     trainer = trainer_of(corpus_folder, tmp_path / "graphs", compile="graphs")
-    with pytest.raises(RecordingError, match="not permitted"):
+    with pytest.raises(InputError, match=r"run.compile is 'graphs', .* not permitted .*; allowed: auto, off, on"):
         weights_after(trainer)
     trainer.close()
 

@@ -84,7 +84,11 @@ def _forward(
     needs_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the sums of `row_results`, the samples and, if needed, the gradients of hidden states, table and bias."""
-    losses = _kernel_losses if has_kernel else _losses
+    losses = _losses
+    if has_kernel:
+        from bertsmith.ops.token_loss import kernels
+
+        losses = kernels.losses
     vocabulary, rows = table.shape[0], hidden.shape[0]
     missing = -vocabulary % _ALIGNMENT if has_kernel else 0
     exact = torch.promote_types(dtype, torch.float32)
@@ -134,19 +138,6 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 def _add(total: Tensor, part: Tensor) -> Tensor:
     """Return the sum, in place; the part itself if there is no total yet."""
     return total.add_(part) if total.numel() else part
-
-
-def _kernel_losses(
-    scores: Tensor,
-    targets: Tensor,
-    vocabulary: int,
-    smoothing: float,
-    sampling: Sampling | None,
-    needs_gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from bertsmith.ops.token_loss import kernels
-
-    return kernels.losses(scores, targets, vocabulary, smoothing, sampling, needs_gradients)
 
 
 def _losses(

@@ -6,7 +6,8 @@
 
 Operations: outputs and gradients of 20 calls with the same inputs are compared bit by bit, and timed, by default and in
 PyTorch's deterministic mode. Runs: two runs of one seed, with the default settings and with run.deterministic; "differ"
-is the share of weights whose bits differ after the last step.
+is the share of weights whose bits differ after the last step. With --turn, only the steps of the runs that are timed
+are in a turn of this process (benchmarks/turns.py).
 """
 
 import argparse
@@ -32,7 +33,8 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
 from bertsmith.ops.favor import RandomFeatures, draw, favor
 from bertsmith.training.pretraining import make_trainer
-from pretrain import FAMILIES, settings_of
+from pretrain import FAMILIES, Watch, settings_of
+from turns import add_options
 
 Results = Callable[[], Sequence[Tensor]]
 CALLS = 20
@@ -143,7 +145,9 @@ def train(family: str, size: str, options: argparse.Namespace) -> tuple[list[Ten
     settings = settings_of(family, size, options)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(settings, Path(folder), device=options.device, show=False)
-        trainer.run()
+        trainer.before_step = watch = Watch(options)
+        with watch.turn.ended():
+            trainer.run()
         rows = [row for row in trainer.log.of_kind("training") if row["step"] > options.warmup]
         weights = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         trainer.close()
@@ -197,7 +201,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warmup", default=10, type=int, help="warm-up steps, a multiple of 10")
     parser.add_argument("--steps", default=20, type=int, help="timed steps, a multiple of 10")
     parser.add_argument("--no-operations", action="store_false", dest="operations", help="only runs")
-    parser.set_defaults(device="cuda")
+    add_options(parser)
+    parser.set_defaults(device="cuda", trace=None)
     return parser.parse_args()
 
 

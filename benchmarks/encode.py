@@ -9,6 +9,7 @@ rounds of the ratio (above 1: ours is faster) of wall-clock time and, on a CPU, 
 which other load disturbs less. "default" leaves batch size and precision to each side; with a precision, the peer's
 weights have it as well. Both sides read truncation, pooling and normalisation from the folder; the last column is the
 largest difference between the vectors. `--exported` compares the folder that `bertsmith export` writes with our model.
+With --turn, only the rounds of a row are in a turn of this process (benchmarks/turns.py).
 """
 
 import argparse
@@ -26,6 +27,7 @@ import bertsmith
 import bertsmith.hf  # the peer opens folders of ours
 from bertsmith.models.model import Model
 from bertsmith.text.readers import first_texts
+from turns import Turn, add_options
 
 DEFAULT = "default"
 
@@ -75,7 +77,8 @@ def _row(
         return peer.encode(texts, **rows, convert_to_tensor=True).float()
 
     difference = (ours() - theirs()).abs().max().item()  # also warms up
-    rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(options.rounds)]
+    with Turn.of(options):
+        rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(options.rounds)]
     own, other = (len(texts) / statistics.median(wall for wall, _ in times) for times in zip(*rounds, strict=True))
     ratio, processor = (
         statistics.median(other_times[kind] / own_times[kind] for own_times, other_times in rounds) for kind in (0, 1)
@@ -106,6 +109,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_options(parser)
     return parser.parse_args()
 
 

@@ -6,7 +6,8 @@
 Error: relative L2 error of the output against softmax attention in float64, queries and keys normal with standard
 deviation --std, values with standard deviation 1; root mean square over draws. Hyperbolic and trigonometric features
 have the same width as the others. Time: medians of attention alone, forward and forward with backward,
-bfloat16 on a GPU and float32 on a CPU, against scaled_dot_product_attention.
+bfloat16 on a GPU and float32 on a CPU, against scaled_dot_product_attention. With --turn, the times are measured in a
+turn of this process (benchmarks/turns.py).
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
 from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor
+from turns import Turn, add_options
 
 ESTIMATORS = {
     "softmax": ("softmax", True),
@@ -115,7 +117,11 @@ def _print_times(options: argparse.Namespace) -> None:
             full, linear = _candidates(tensors, matrix, layout, is_causal, options)
             cells = []
             for is_training in (False, True):
-                slow, fast = (_median_ms(_call(way, tensors, is_training), options) for way in (full, linear))
+                calls = [_call(way, tensors, is_training) for way in (full, linear)]
+                for call in calls:
+                    call()
+                with Turn.of(options):
+                    slow, fast = (_median_ms(call, options) for call in calls)
                 cells += [f"{slow:.1f}", f"{fast:.1f}", f"{slow / fast:.2f}"]
             print(f"| {length} | {'causal' if is_causal else 'both'} | " + " | ".join(cells) + " |", flush=True)
 
@@ -183,6 +189,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", default=20 if has_gpu else 5, type=int)
     parser.add_argument("--compile", action="store_true", help="FAVOR+ through torch.compile")
     parser.add_argument("--picture", help="write the errors as a PNG")
+    add_options(parser)
     return parser.parse_args()
 
 

@@ -29,6 +29,7 @@ from ops_attending import disentangled, favor, short
 from ops_cases import Case, Tuned, biased_activation, depthwise, light_conv
 from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
 from ops_vocabulary import vocabulary_loss
+from turns import Turn, add_options
 
 DIFFERENCE = 0.01
 """Maximum difference between the gradients of two tiles, relative to their norm, that counts as rounding."""
@@ -87,8 +88,11 @@ def _print_forms(title: Sequence[str], case: Case, options: argparse.Namespace) 
     for label, op in _ways(case, options):
         try:
             calls = inference(op, case.tensors), training(op, case.tensors)
-            times = [milliseconds(call, options) for call in calls]
-            host = f"{host_milliseconds(calls[1], options):.3f}" if label == case.kernel else ""
+            for call in calls:
+                call()
+            with Turn.of(options):
+                times = [milliseconds(call, options) for call in calls]
+                host = f"{host_milliseconds(calls[1], options):.3f}" if label == case.kernel else ""
         except Exception as error:  # an implementation may need more memory than the device has
             _print_row(*title, f"{label}: {_line(error)}", *[""] * 7)
             continue
@@ -109,6 +113,8 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callab
     """Return the implementations by name; those in plain PyTorch eager and, on a GPU, also compiled."""
     if case.backends[case.kernel].unsupported(case.inputs) is None:
         yield case.kernel, partial(case.op, backend=case.kernel)
+    if options.only_kernel:
+        return
     for form in case.compared:
         way = partial(case.op, backend=form)
         if options.device == "cuda" and case.is_compiled:
@@ -201,6 +207,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--features", default=256, type=int, help="of FAVOR+")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--repeats", default=100 if has_gpu else 5, type=int)
+    parser.add_argument("--only-kernel", action="store_true", help="without the other implementations")
+    add_options(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--tiles", action="store_true", help="time the kernels with several tile sizes instead")
     instead.add_argument("--profile", action="store_true", help="list device time by kernel instead")

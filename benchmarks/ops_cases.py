@@ -33,7 +33,7 @@ class Case:
     op: Callable[..., Tensor]
     """Function of the tensors and `backend`."""
     tensors: list[Tensor]
-    backends: Implementations[Any]
+    backends: Implementations[Any, Any]
     inputs: Any
     """Inputs for the `unsupported` check of the implementations."""
     compared: list[str]

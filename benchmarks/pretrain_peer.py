@@ -6,16 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-VOCABULARY, MASK = 30522, 103
+MASK = 103
 
 
-def peer_step(family: str, size: dict[str, int], length: int, tokens: int, device: str) -> Callable[[], None]:
+def peer_step(
+    family: str, size: dict[str, int], vocabulary: int, length: int, tokens: int, device: str
+) -> Callable[[], None]:
     """Return a function that runs one training step of a family on random tokens on the device."""
     maker = {"bert": _MaskedTokens, "electra": _ReplacedTokens, "convbert": _ReplacedTokens}[family]
-    module = maker(family, size, length).to(device).train()
+    module = maker(family, size, vocabulary, length).to(device).train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-4, betas=(0.9, 0.98), fused=device == "cuda")
     compiled = torch.compile(module) if device == "cuda" else module
-    ids = torch.randint(1000, VOCABULARY, (tokens // length, length), device=device)
+    ids = torch.randint(MASK + 1, vocabulary, (tokens // length, length), device=device)
 
     def step() -> None:
         # the same number of positions in every row, so that all shapes are fixed
@@ -30,11 +32,11 @@ def peer_step(family: str, size: dict[str, int], length: int, tokens: int, devic
     return step
 
 
-def _config(family: str, size: dict[str, int], length: int, **changes: int) -> object:
+def _config(family: str, size: dict[str, int], vocabulary: int, length: int, **changes: int) -> object:
     from transformers import BertConfig, ConvBertConfig, ElectraConfig
 
     numbers = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": size["width"],
         "num_hidden_layers": size["layers"],
         "num_attention_heads": size["heads"],
@@ -49,11 +51,11 @@ def _config(family: str, size: dict[str, int], length: int, **changes: int) -> o
 
 
 class _MaskedTokens(nn.Module):
-    def __init__(self, family: str, size: dict[str, int], length: int) -> None:
+    def __init__(self, family: str, size: dict[str, int], vocabulary: int, length: int) -> None:
         super().__init__()
         from transformers import BertForMaskedLM
 
-        self.model = BertForMaskedLM(_config(family, size, length))
+        self.model = BertForMaskedLM(_config(family, size, vocabulary, length))
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         states = self.model.bert(ids.scatter(1, positions, MASK))[0]
@@ -63,21 +65,21 @@ class _MaskedTokens(nn.Module):
 
 
 class _ReplacedTokens(nn.Module):
-    def __init__(self, family: str, size: dict[str, int], length: int) -> None:
+    def __init__(self, family: str, size: dict[str, int], vocabulary: int, length: int) -> None:
         super().__init__()
         from transformers import ConvBertModel, ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
 
         narrow = {"hidden_size": size["width"] // 4, "num_attention_heads": max(1, size["heads"] // 4)}
         narrow |= {"intermediate_size": size["width"]}
         kind = {"electra": ElectraModel, "convbert": ConvBertModel}[family]
-        self.generator = kind(_config(family, size, length, **narrow))
+        self.generator = kind(_config(family, size, vocabulary, length, **narrow))
         # transformers has no ConvBERT with ELECTRA's heads, so they are built here
-        config = _config("electra", size, length)
-        self.scores = ElectraForMaskedLM(_config("electra", size, length, **narrow)).generator_predictions
-        self.encoder = kind(_config(family, size, length))
+        config = _config("electra", size, vocabulary, length)
+        self.scores = ElectraForMaskedLM(_config("electra", size, vocabulary, length, **narrow)).generator_predictions
+        self.encoder = kind(_config(family, size, vocabulary, length))
         self.head = ElectraForPreTraining(config).discriminator_predictions
         self.generator.embeddings.word_embeddings = self.encoder.embeddings.word_embeddings
-        self.bias = nn.Parameter(torch.zeros(VOCABULARY))
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         states = self.generator(ids.scatter(1, positions, MASK))[0]

@@ -12,7 +12,8 @@ answer is compared with the output of the model for the same text alone, in the 
 
 On a GPU a request has `--request-texts` texts. Closed loops of 1 to 256 clients compare eager computation, CUDA graphs
 with one batch in flight, and with two; open loops at shares of the highest throughput compare the whole model with the
-elastic size schedule.
+elastic size schedule. With --turn, each series of loads is in a turn of this process, and the graphs are captured
+before it (benchmarks/turns.py).
 """
 
 import argparse
@@ -37,8 +38,9 @@ from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import SchedulerLimits, cores
 from bertsmith.shrinking.fit.measure import fingerprint
-from serving_load import Asking, HttpTarget, Known, Load, SchedulerTarget, Target, softmax
+from serving_load import HttpTarget, Known, Load, LoadGenerator, SchedulerTarget, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
+from turns import Turn, add_options
 
 BFLOAT16_TOLERANCE = 0.1  # relative, of probabilities, besides a tenth of it absolute
 CLIENTS = (1, 8, 64, 256)
@@ -59,11 +61,11 @@ class Bench:
         self.tolerance = BFLOAT16_TOLERANCE if self.opened[None].is_half else 1e-3
         served = self.opened[FLOOR]
         made = served.tokenizer.encode(self.texts, None, served.encoding.length, padding=False)
-        self.asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+        self.sequences = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
         self.known: Known = {}
         for entry in served.schedule.sizes:
             size = (1.0, 1.0) if entry.subnet is None else (entry.subnet.width, entry.subnet.depth)
-            alone = [softmax(served.run("task", [own], entry.subnet)[0]) for own in self.asked]
+            alone = [softmax(served.run("task", [own], entry.subnet)[0]) for own in self.sequences]
             self.known[size] = np.stack(alone)
         self.speeds = {size: entry.speed for size, entry in zip(self.known, served.schedule.sizes, strict=True)}
 
@@ -76,12 +78,12 @@ class Bench:
         threads: int = 1,
         workers: int | None = None,
         has_graphs: bool = True,
-    ) -> AsyncIterator[tuple[Asking, int]]:
+    ) -> AsyncIterator[tuple[LoadGenerator, int]]:
         """The running service and its process, with one worker per core, or two on a GPU."""
         workers = workers or (max(1, cores() // threads) if self.options.device == "cpu" else 2)
         if self.options.http:
             async with _service(self, floor, waiting, threads, workers) as (target, process):
-                yield self._asking(target), process
+                yield self._generator(target), process
             return
         torch.set_num_threads(threads)
         limits = SchedulerLimits(
@@ -92,12 +94,14 @@ class Bench:
         if not has_graphs:
             scheduler.captured = None
         try:
-            yield self._asking(SchedulerTarget(scheduler, self.asked, TIMEOUT)), os.getpid()
+            yield self._generator(SchedulerTarget(scheduler, self.sequences, TIMEOUT)), os.getpid()
         finally:
             scheduler.close()
 
-    def _asking(self, target: Target) -> Asking:
-        return Asking(target, len(self.texts), self.known, size=self.options.request_texts, tolerance=self.tolerance)
+    def _generator(self, target: Target) -> LoadGenerator:
+        return LoadGenerator(
+            target, len(self.texts), self.known, size=self.options.request_texts, tolerance=self.tolerance
+        )
 
 
 @asynccontextmanager
@@ -138,7 +142,7 @@ def main() -> None:
     print(json.dumps({**fingerprint(), "size": options.size, "over": "http" if options.http else "scheduler"}))
     with TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder) / "model")
-        lengths = [len(own.tokens) for own in bench.asked]
+        lengths = [len(own.tokens) for own in bench.sequences]
         print(
             f"{len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):g}, "
             f"mean {statistics.mean(lengths):.1f}; load average {os.getloadavg()[0]:.1f}"
@@ -150,7 +154,7 @@ def main() -> None:
 
 async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
     """Print one table of throughput and latency at several loads."""
-    options, per_request = bench.options, bench.options.request_texts
+    options, per_request, turn = bench.options, bench.options.request_texts, Turn.of(bench.options)
     ways: dict[str, dict[str, Any]] = {"graphs, one in flight": {"workers": 1}, "graphs": {}}
     if not options.http:  # the service has no flag against graphs
         ways = {"eager": {"has_graphs": False}, **ways}
@@ -169,19 +173,23 @@ async def _run_on_gpu(bench: Bench) -> dict[str, Any]:
         )
 
     for way, settings in ways.items():
-        async with bench.serving(**settings) as (asking, _):
-            await asking.closed(64, 0.5)
-            for clients in CLIENTS:
-                add(way, f"{clients} clients", await asking.closed(clients, options.seconds))
+        async with bench.serving(**settings) as (generator, _):
+            await generator.closed(64, 0.1)
+            with turn:
+                await generator.closed(64, 0.3)
+                for clients in options.clients:
+                    add(way, f"{clients} clients", await generator.closed(clients, options.seconds))
     highest = max(row["texts_per_second"] for row in rows) / per_request
-    mean = per_request * statistics.mean(len(own.tokens) for own in bench.asked)
+    mean = per_request * statistics.mean(len(own.tokens) for own in bench.sequences)
     waiting = max(100_000, int(highest * mean * options.queue_seconds))
     for way, floor in (("whole", None), ("elastic", FLOOR)):
-        async with bench.serving(floor=floor, waiting=waiting) as (asking, _):
-            await asking.closed(64, 0.5)
-            for share in SHARES:
-                load = await asking.at_rate(share * highest, options.seconds)
-                add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
+        async with bench.serving(floor=floor, waiting=waiting) as (generator, _):
+            await generator.closed(64, 0.1)
+            with turn:
+                await generator.closed(64, 0.3)
+                for share in options.shares:
+                    load = await generator.at_rate(share * highest, options.seconds)
+                    add(way, f"{100 * share:.0f} % of {highest:,.0f} requests/s", load)
     return {"rows": rows}
 
 
@@ -190,15 +198,15 @@ async def _run(bench: Bench) -> dict[str, Any]:
     ways = {
         "one at a time": (1, 1),
         f"one at a time, {all_cores} threads": (1, all_cores),
-        "batched": (options.callers, 1),
+        "batched": (max(options.clients), 1),
     }
     rounds: dict[str, list[Load]] = {way: [] for way in ways}
     for _ in range(options.rounds):
-        for way, (callers, threads) in ways.items():
-            async with bench.serving(threads=threads) as (asking, process):
-                await asking.closed(callers, 0.3)
+        for way, (clients, threads) in ways.items():
+            async with bench.serving(threads=threads) as (generator, process):
+                await generator.closed(clients, 0.3)
                 before = _computed(process)
-                rounds[way].append(await asking.closed(callers, options.seconds))
+                rounds[way].append(await generator.closed(clients, options.seconds))
                 rounds[way][-1].computed = _computed(process) - before
     print(f"\n{'':28} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU ms':>8} {'wrong':>6}")
     rates = {}
@@ -222,25 +230,25 @@ async def _run(bench: Bench) -> dict[str, Any]:
 async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:
     """Send requests at five times the capacity, with a fixed size and with the size schedule."""
     options = bench.options
-    mean = statistics.mean(len(own.tokens) for own in bench.asked)
+    mean = statistics.mean(len(own.tokens) for own in bench.sequences)
     waiting = max(1000, int(capacity * mean * options.queue_seconds))
     rate = options.overload * capacity
     print(f"\noverload: {rate:.0f} requests/s for {options.open_seconds:g} s, room for {waiting} tokens")
     print(
-        f"{'':10} {'asked':>6} {'answered':>9} {'refused':>8} {'late':>5} {'other':>6} {'wrong':>6} "
+        f"{'':10} {'sent':>6} {'answered':>9} {'refused':>8} {'late':>5} {'other':>6} {'wrong':>6} "
         f"{'p50 ms':>8} {'p99 ms':>8} {'RSS MB':>16}"
     )
     found: dict[str, Any] = {}
     for name, floor in (("whole", None), ("elastic", FLOOR)):
-        async with bench.serving(floor=floor, waiting=waiting) as (asking, process):
-            await asking.closed(options.callers, 0.5)
+        async with bench.serving(floor=floor, waiting=waiting) as (generator, process):
+            await generator.closed(max(options.clients), 0.5)
             before = _resident(process)
-            load = await asking.at_rate(rate, options.open_seconds)
+            load = await generator.at_rate(rate, options.open_seconds)
             after = _resident(process)
-        ends, asked = load.ends, sum(load.ends.values())
-        other = asked - ends["answered"] - ends["refused"] - ends["late"]
+        ends, sent = load.ends, sum(load.ends.values())
+        other = sent - ends["answered"] - ends["refused"] - ends["late"]
         print(
-            f"{name:10} {asked:6} {ends['answered']:9} {ends['refused']:8} {ends['late']:5} {other:6} {load.wrong:6} "
+            f"{name:10} {sent:6} {ends['answered']:9} {ends['refused']:8} {ends['late']:5} {other:6} {load.wrong:6} "
             f"{load.percentile(50):8.0f} {load.percentile(99):8.0f} {f'{before:.0f} -> {after:.0f}':>16}"
         )
         found[name] = {**ends, "wrong": load.wrong, "seconds": load.seconds, "rss_mb": [before, after]}
@@ -269,7 +277,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", choices=list(SIZES), default="minilm")
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--median", type=float, default=20, help="median length of the texts in tokens")
-    parser.add_argument("--callers", type=int, default=32)
+    parser.add_argument("--clients", type=int, nargs="+", help="32 on a CPU, 1 8 64 256 on a GPU by default")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=SHARES, help="of the highest throughput, of the open loops on a GPU"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--request-texts", type=int, help="texts of a request; 1 on a CPU, 8 on a GPU by default")
     parser.add_argument("--batch-tokens", type=int, help="1024 on a CPU, 16384 on a GPU by default")
@@ -279,8 +290,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--open-seconds", type=float, default=6.0)
     parser.add_argument("--queue-seconds", type=float, default=1.0, help="of work that may wait")
     parser.add_argument("--metrics", help="write all metrics to this JSON file")
+    add_options(parser)
     options = parser.parse_args()
     is_cpu = options.device == "cpu"
+    options.clients = options.clients or ((32,) if is_cpu else CLIENTS)
     options.request_texts = options.request_texts or (1 if is_cpu else 8)
     options.batch_tokens = options.batch_tokens or (1024 if is_cpu else 16_384)
     return options

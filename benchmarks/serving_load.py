@@ -15,7 +15,7 @@ from bertsmith.serving.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
-class Said:
+class Outcome:
     """Outcome of one request: "answered", "refused" or "late", with the scores of its texts and the size that answered.
 
     Shape: scores (texts, labels).
@@ -29,27 +29,27 @@ class Said:
 class Target(Protocol):
     """Send a request for the texts of these indices."""
 
-    async def ask(self, numbers: Sequence[int]) -> Said: ...
+    async def send(self, numbers: Sequence[int]) -> Outcome: ...
     async def close(self) -> None: ...
 
 
 class SchedulerTarget:
     """The scheduler itself, in this process."""
 
-    def __init__(self, scheduler: Scheduler, asked: Sequence[TokenSequence], timeout: float) -> None:
-        self.scheduler, self.asked, self.timeout = scheduler, asked, timeout
+    def __init__(self, scheduler: Scheduler, sequences: Sequence[TokenSequence], timeout: float) -> None:
+        self.scheduler, self.sequences, self.timeout = scheduler, sequences, timeout
 
-    async def ask(self, numbers: Sequence[int]) -> Said:
+    async def send(self, numbers: Sequence[int]) -> Outcome:
         try:
-            sequences = [self.asked[number] for number in numbers]
+            sequences = [self.sequences[number] for number in numbers]
             answered = await self.scheduler.submit("task", sequences, timeout=self.timeout)
         except QueueFull:
-            return Said("refused")
+            return Outcome("refused")
         except DeadlineExceeded:
-            return Said("late")
+            return Outcome("late")
         subnet = answered.subnet
         size = (1.0, 1.0) if subnet is None else (subnet.width, subnet.depth)
-        return Said("answered", softmax(np.stack(answered.outputs)), size)
+        return Outcome("answered", softmax(np.stack(answered.outputs)), size)
 
     async def close(self) -> None:
         await self.scheduler.drain()
@@ -62,7 +62,7 @@ class HttpTarget:
         self.host, self.port, self.labels, self.texts = host, port, labels, texts
         self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(self, numbers: Sequence[int]) -> Said:
+    async def send(self, numbers: Sequence[int]) -> Outcome:
         is_new = not self.free
         reader, writer = await asyncio.open_connection(self.host, self.port) if is_new else self.free.pop()
         try:
@@ -72,7 +72,7 @@ class HttpTarget:
             writer.close()
             if is_new:
                 raise
-            return await self.ask(numbers)  # the server closed an idle connection
+            return await self.send(numbers)  # the server closed an idle connection
         status, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -82,14 +82,14 @@ class HttpTarget:
             self.free.append((reader, writer))
         code = int(status.split()[1])
         if code == 429:
-            return Said("refused")
+            return Outcome("refused")
         if code in (503, 504):
-            return Said("late")
+            return Outcome("late")
         if code != 200:
-            return Said(f"status {code}")
+            return Outcome(f"status {code}")
         by_label = [{one["label"]: one["score"] for one in row} for row in json.loads(body)]
         size = float(headers["x-bertsmith-width"]), float(headers["x-bertsmith-depth"])
-        return Said("answered", np.array([[row[label] for label in self.labels] for row in by_label]), size)
+        return Outcome("answered", np.array([[row[label] for label in self.labels] for row in by_label]), size)
 
     async def close(self) -> None:
         for _, writer in self.free:
@@ -115,7 +115,7 @@ class Load:
     sizes: Counter[tuple[float, float]] = field(default_factory=Counter)
     computed: float = 0.0
     """CPU seconds of the serving process."""
-    answers: list[tuple[Sequence[int], Said]] = field(default_factory=list)
+    answers: list[tuple[Sequence[int], Outcome]] = field(default_factory=list)
     """Texts and outcome of answered requests."""
     wrong: int = 0
     """Requests with an answer that differs from the output of the model for the text alone."""
@@ -133,22 +133,22 @@ Known = dict[tuple[float, float], np.ndarray]
 """Outputs of the model for every text alone, by size: (texts, labels)."""
 
 
-class Asking:
+class LoadGenerator:
     """Send requests of `size` texts to a target and check every answer when the load has ended."""
 
     def __init__(self, target: Target, texts: int, known: Known, *, size: int = 1, tolerance: float = 1e-3) -> None:
         self.target, self.texts, self.known, self.size, self.tolerance = target, texts, known, size, tolerance
 
-    async def closed(self, callers: int, seconds: float) -> Load:
+    async def closed(self, clients: int, seconds: float) -> Load:
         """Run a closed loop: each client sends its next request when the previous one is answered."""
         load, begin = Load(), time.perf_counter()
 
-        async def caller(number: int) -> None:
+        async def client(number: int) -> None:
             while time.perf_counter() - begin < seconds:
                 await self._once(number, load)
-                number += callers
+                number += clients
 
-        await asyncio.gather(*(caller(number) for number in range(callers)))
+        await asyncio.gather(*(client(number) for number in range(clients)))
         load.seconds = time.perf_counter() - begin
         self._check(load)
         return load
@@ -175,18 +175,18 @@ class Asking:
     async def _once(self, number: int, load: Load) -> None:
         begin = time.perf_counter()
         numbers = [(number * self.size + offset) % self.texts for offset in range(self.size)]
-        said = await self.target.ask(numbers)
-        load.ends[said.end] += 1
-        if said.end == "answered":
+        outcome = await self.target.send(numbers)
+        load.ends[outcome.end] += 1
+        if outcome.end == "answered":
             load.times.append(time.perf_counter() - begin)
-            load.sizes[said.size] += 1
-            load.answers.append((numbers, said))
+            load.sizes[outcome.size] += 1
+            load.answers.append((numbers, outcome))
 
     def _check(self, load: Load) -> None:
         """Count wrong answers; afterwards, because it takes longer than sending a request."""
-        for numbers, said in load.answers:
-            expected = self.known[said.size][numbers]
-            load.wrong += not np.allclose(said.scores, expected, rtol=self.tolerance, atol=self.tolerance / 10)
+        for numbers, outcome in load.answers:
+            expected = self.known[outcome.size][numbers]
+            load.wrong += not np.allclose(outcome.scores, expected, rtol=self.tolerance, atol=self.tolerance / 10)
         load.answers.clear()
 
 

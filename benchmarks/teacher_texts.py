@@ -121,7 +121,8 @@ def wikipedia_sentences(data: Path) -> Iterator[str]:
 
 def frequent_words(texts: Iterable[str], least: int) -> list[str]:
     """Return the lower-cased words that occur in at least `least` texts."""
-    counts = Counter(word for text in texts for word in set(WORD.findall(text.lower())))
+    # a set has another order in every process
+    counts = Counter(word for text in texts for word in dict.fromkeys(WORD.findall(text.lower())))
     return [word for word, count in counts.items() if count >= least]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import bertsmith
 from bertsmith.recipes import FILES
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.translation import NO_BLEU, bleu
+from bertsmith.tasks.translation import NO_BLEU, bleu_counts, corpus_bleu, has_bleu
 
 SPLITS = ("dev", "test")
 
@@ -73,13 +73,16 @@ def _score(folder: Path) -> None:
         path = folder / f"{split}.translations.jsonl"
         with path.open(encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
-        references = [row["reference"] for row in rows]
-        scores = {name: bleu([row[name] for row in rows], references) for name in ("hypothesis", "source")}
-        if scores["hypothesis"] is None or scores["source"] is None:
+        if not has_bleu():
             print(f"{split}: {NO_BLEU}; score {path} elsewhere with --score {folder}")
             continue
-        (score, signature), (baseline, _) = scores["hypothesis"], scores["source"]
-        print(f"{split}: BLEU {score:.2f}, source copied {baseline:.2f}, {len(rows)} sentences, {signature}")
+        references = [row["reference"] for row in rows]
+        counts, signature = bleu_counts([row["hypothesis"] for row in rows], references)
+        copied, _ = bleu_counts([row["source"] for row in rows], references)
+        print(
+            f"{split}: BLEU {corpus_bleu(counts):.2f}, source copied {corpus_bleu(copied):.2f}, {len(rows)} sentences, "
+            f"{signature}"
+        )
 
 
 def _options() -> argparse.Namespace:

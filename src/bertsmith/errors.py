@@ -1,4 +1,4 @@
-"""InputError, the exception for invalid user input, and suggestions for its message."""
+"""InputError, the exception for invalid user input, and parts of its message."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +6,11 @@ from collections.abc import Iterable
 
 class InputError(ValueError):
     """Invalid user input (a setting, a file, a folder); the message names it and states what is allowed."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if the message is empty."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

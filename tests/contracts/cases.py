@@ -224,7 +224,7 @@ class OpCase:
 
     op: Callable[..., Tensor]
     """Takes tensors, and the keyword arguments `layout`, `is_causal` and `backend`."""
-    backends: Implementations[Any]
+    backends: Implementations[Any, Any]
     tensors: Callable[[tuple[int, ...]], list[Tensor]]
     """Return the tensor arguments for a leading shape of (batch, length) or (tokens,)."""
 

@@ -40,10 +40,6 @@ def model_folder(tmp_path: Path) -> Path:
         (["pretrain", RECIPE, "--explain", "--set", "objective.next_sentence=true"], "sentence_pairs"),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.cut=segment"], "sequences.cut is 'segment'"),
         (
-            ["pretrain", RECIPE, "--explain", "--set", "sequences.cut=segments", "--set", "model.preset=deberta-base"],
-            "sequences.cut is 'segments' and the model has 0 token types; allowed: 2 or more",
-        ),
-        (
             ["pretrain", RECIPE, "--explain", "--set", 'objective.masking={draw = "with_replacement", unit = "word"}'],
             "objective.masking: draw is 'with_replacement', but unit is 'word'; allowed: 'token'",
         ),

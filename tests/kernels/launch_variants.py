@@ -14,14 +14,21 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.ops.activation import fused as activation
+from bertsmith.ops.activation.reference import ActivationInputs
+from bertsmith.ops.conv import fused as conv
+from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs
 from bertsmith.ops.disentangled import fused as disentangled
 from bertsmith.ops.disentangled.positions import RelativePositions
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.favor import RandomFeatures
 from bertsmith.ops.favor import fused as favor
 from bertsmith.ops.favor.reference import FavorInputs
+from bertsmith.ops.token_loss import Sampling
+from bertsmith.ops.token_loss import fused as token_loss
+from bertsmith.ops.token_loss.reference import TokenLossInputs
 
-HEADS, WIDTH, REACH = 12, 64, 512
+HEADS, WIDTH, REACH, VOCABULARY = 12, 64, 512, 300
 SHAPES = [[17] * 32, [33, 5] * 9, [64] * 16, [100, 97, 128], [129] * 7, [256] * 4, [300, 511, 2], [512], [1, 2], [1]]
 
 
@@ -39,6 +46,9 @@ def main() -> None:
         _run_disentangled(lengths)
         for is_causal in (False, True):
             _run_favor(lengths, is_causal)
+        _run_convolutions(lengths)
+        _run_activation(sum(lengths))
+        _run_token_loss(sum(lengths))
     print(json.dumps({name: len(keys) for name, keys in variants.items()}))
 
 
@@ -85,6 +95,26 @@ def _run_favor(lengths: list[int], is_causal: bool) -> None:
     query, key, value = (_vectors(sum(lengths)) for _ in range(3))
     layout, features = _layout(lengths), RandomFeatures(torch.zeros(256, WIDTH))
     favor.favor(FavorInputs(query, key, value, layout, layout, is_causal, features=features)).sum().backward()
+
+
+def _run_convolutions(lengths: list[int]) -> None:
+    layout, rows = _layout(lengths), sum(lengths)
+    kernel = torch.zeros(rows, HEADS, 9, dtype=torch.bfloat16, requires_grad=True)
+    conv.light_conv(LightConvInputs(_vectors(rows), kernel, layout, dropout=0.1)).sum().backward()
+    taps = torch.zeros(HEADS * WIDTH, 9, dtype=torch.bfloat16, requires_grad=True)
+    conv.depthwise(DepthwiseInputs(_vectors(rows).flatten(1), taps, layout)).sum().backward()
+
+
+def _run_activation(rows: int) -> None:
+    product = _vectors(rows).flatten(1)
+    activation.biased_activation(ActivationInputs(product, torch.zeros(product.shape[1]), "gelu")).sum().backward()
+
+
+def _run_token_loss(rows: int) -> None:
+    hidden, table = _vectors(rows).flatten(1), torch.zeros(VOCABULARY, HEADS * WIDTH, dtype=torch.bfloat16)
+    sampling = Sampling(torch.zeros(rows), 1.0, VOCABULARY)
+    targets = torch.zeros(rows, dtype=torch.int64)
+    token_loss.token_loss(TokenLossInputs(hidden, table, None, targets, sampling=sampling)).loss.backward()
 
 
 if __name__ == "__main__":

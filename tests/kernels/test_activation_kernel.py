@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import tiny_model
 from helpers_kernels import DEVICE, assert_close_to_truth, needs_triton, results
 from torch import Tensor
 
@@ -53,6 +54,16 @@ def test_op_compiles_without_graph_breaks() -> None:
     call = partial(op, activation="gelu", backend="triton")
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*tensors), call(*tensors))
+
+
+def test_reference_backend_of_a_model_has_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertsmith.layers.linear.is_faster", lambda *_: True)  # as in training on a GPU
+    monkeypatch.setattr("bertsmith.ops.kernel_support.is_preferred", lambda tensor: True)
+    model = tiny_model("bert-tiny").float().to(DEVICE)
+    hidden = model(torch.randint(0, 50, (2, 5), device=DEVICE), backend="reference")
+    weight = model.encoder.blocks[0].feedforward.expand.weight
+    (gradient,) = torch.autograd.grad(hidden.square().sum(), weight, create_graph=True)
+    assert torch.autograd.grad(gradient.square().sum(), weight)[0].any()
 
 
 @pytest.mark.gpu

@@ -146,11 +146,13 @@ def test_failed_recording_leaves_dropout_working() -> None:
     stream = torch.cuda.current_stream()
     for _ in range(2):
         graphed(ones)
+    torch.manual_seed(0)
+    expected = torch.dropout(ones, 0.5, train=True)
+    torch.manual_seed(0)
     with pytest.raises(RecordingError, match="cannot be recorded"):
         graphed(ones)
     assert torch.cuda.current_stream() == stream
-    torch.manual_seed(0)
-    expected = torch.dropout(ones, 0.5, train=True)
+    assert torch.equal(torch.dropout(ones, 0.5, train=True), expected)
     other = Graphed(lambda values: torch.dropout(values, 0.5, train=True))
     for _ in range(4):
         torch.manual_seed(0)

@@ -56,3 +56,19 @@ def test_recipe_takes_two_steps(
     assert again["training_loss"] == metrics["training_loss"]
     bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf")
     assert AutoModel.from_pretrained(tmp_path / "hf").config.vocab_size == Tokenizer.load(corpus_folder).size
+
+
+def test_both_stages_of_the_bundled_model_take_two_steps(corpus_folder: Path, tmp_path: Path) -> None:
+    sizes = [f"model.overrides.{size}" for size in ("layers=2", "width=48", "heads=4", "neurons=32")]
+    first = bertsmith.pretrain(
+        "small/masked", data=corpus_folder, out=tmp_path / "masked", set=[*SMALL, *sizes], device="cpu"
+    )
+    start = f"model.folder={tmp_path / 'masked'}"
+    changes = [*SMALL, start, "phases=[{begin=0.5,length=128}]"]
+    second = bertsmith.pretrain("small/replaced", data=corpus_folder, out=tmp_path / "small", set=changes, device="cpu")
+    assert first["steps"] == second["steps"] == 2
+    model = bertsmith.load(tmp_path / "small")
+    assert model.config.encoder.embedding.types == 0  # [SEP] alone separates segments
+    assert len(model.fill_mask("the [MASK] forges")[0]) == 5
+    remark = bertsmith.export(model, tmp_path / "native", part="encoder")
+    assert type(AutoModel.from_pretrained(tmp_path / "native")).__name__ == "ModernBertModel", remark

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Parameter
 
-from bertsmith.errors import InputError, nearest
+from bertsmith.errors import InputError, first_line, nearest
 from bertsmith.files import read_json, verify_file
 from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
@@ -100,8 +100,9 @@ def check_size(config: ModelConfig, tensors: dict[str, Tensor], folder: Path) ->
             model = assemble(config)
             needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{str(folder / 'config.json')!r} describes a network that cannot exist: {reason}") from None
+        raise InputError(
+            f"{str(folder / 'config.json')!r} describes a network that cannot exist: {first_line(error)}"
+        ) from None
     if needed > 4 * available + SMALL_NETWORK:
         raise InputError(
             f"{str(folder / 'config.json')!r} describes a network of {needed:,} numbers, but the weights have "

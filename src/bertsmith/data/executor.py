@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
@@ -120,8 +120,8 @@ def connect(address: str) -> Any:
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
             raise InputError(
-                f"--ray is {address!r}, which cannot be reached ({reason}); allowed: local, auto, or HOST:PORT"
+                f"--ray is {address!r}, which cannot be reached ({first_line(error)}); "
+                "allowed: local, auto, or HOST:PORT"
             ) from None
     return ray

@@ -140,8 +140,8 @@ class BatchReader(Dataset[Loaded]):
 
 
 @dataclass(frozen=True)
-class _Shipped:
-    """A batch of NumPy arrays on its way from a worker, faster to pickle than tensors, each a shared memory of its own.
+class _WorkerBatch:
+    """A batch as NumPy arrays, which a worker sends faster than tensors: every tensor is a shared memory of its own.
 
     The loader calls `pin_memory` in a thread if batches are pinned.
     """
@@ -155,19 +155,19 @@ class _Shipped:
         return self.unpack().pin_memory()
 
 
-class _Batches(IterableDataset[Loaded | _Shipped]):
-    """Plans and reads batches. Of several workers each plans all, since plans are cheap, and reads its own share."""
+class _Batches(IterableDataset[Loaded | _WorkerBatch]):
+    """Plans and reads batches. Every worker plans all of them, since plans are cheap, and reads its own share."""
 
     def __init__(self, reader: Dataset[Loaded], plan: Stream[Any], cursor: Cursor, skip: int, every: int) -> None:
         self.reader, self.plan, self.cursor, self.skip, self.every = reader, plan, cursor, skip, every
 
-    def __iter__(self) -> Iterator[Loaded | _Shipped]:
+    def __iter__(self) -> Iterator[Loaded | _WorkerBatch]:
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         skip, every = self.skip + number * self.every, self.every * workers
         for plan in self.plan.from_cursor(self.cursor, skip=skip, every=every):
             batch = self.reader[plan]
-            yield batch if worker is None else _Shipped(as_arrays(batch))
+            yield batch if worker is None else _WorkerBatch(as_arrays(batch))
 
 
 def load_batches(
@@ -195,7 +195,7 @@ def load_batches(
         worker_init_fn=partial(_start_worker, os.getpid()) if workers else None,
     )
     for batch in loader:
-        yield batch.unpack() if isinstance(batch, _Shipped) else batch
+        yield batch.unpack() if isinstance(batch, _WorkerBatch) else batch
 
 
 def _cores() -> int:

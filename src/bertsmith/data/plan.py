@@ -71,6 +71,7 @@ class SequenceConfig(Record):
     cut: Literal["chunks", "sentence_pairs", "segments", "convbert_segments", "windows", "full_sentences"] = "chunks"
     """Consecutive chunks of a document; BERT's segment pairs for next-sentence prediction; ELECTRA's examples of one or
     two segments; or ConvBERT's variant of these, whose code has two conditions inverted: nearly always one segment.
+    Segments differ in their token type, if the model has types, and are separated by [SEP].
     "windows" joins documents, with a [SEP] between them, and cuts at exactly this length; "full_sentences" joins them,
     too, and cuts at sentence ends (RoBERTa)."""
     crosses_documents: bool = True

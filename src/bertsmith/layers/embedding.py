@@ -66,13 +66,13 @@ class TokenRows(nn.Module):
         assert table is not None, "an embedding without its own table needs the argument table"
         return table
 
-    def multiplied(self, hidden: Tensor) -> Tensor:
-        """Return the hidden states that are multiplied with the whole table; quantised models round them."""
+    def scores_input(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states as they are multiplied with the whole table; quantised models round them."""
         return hidden
 
     def scores(self, hidden: Tensor, table: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Return the product with the vectors of all tokens; see `token_scores`."""
-        return token_scores(self.multiplied(hidden), self.whole(table), bias)
+        return token_scores(self.scores_input(hidden), self.whole(table), bias)
 
     def loss(
         self,
@@ -86,7 +86,7 @@ class TokenRows(nn.Module):
     ) -> TokenLoss:
         """Return the cross-entropy of `scores` without materialising them in float32; see `token_loss`."""
         return token_loss(
-            self.multiplied(hidden), self.whole(table), bias, targets, smoothing=smoothing, sampling=sampling
+            self.scores_input(hidden), self.whole(table), bias, targets, smoothing=smoothing, sampling=sampling
         )
 
 

@@ -72,7 +72,9 @@ class FeedForward(nn.Module):
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         gates = context.gates or LayerGates()
         if isinstance(self.expand, ElasticLinear) and gates.inner is None and not self.is_gated:
-            inner = self.expand.activated(hidden, self.activation, keep_out=context.keep_neurons)
+            inner = self.expand.activated(
+                hidden, self.activation, keep_out=context.keep_neurons, backend=context.backend
+            )
             return self.contract(self._gated(inner, gates.neurons), WeightSlice(keep_in=context.keep_neurons))
         inner = self.expand(hidden, WeightSlice(keep_out=context.keep_neurons))
         if self.is_gated:

@@ -9,7 +9,8 @@ from torch.nn.functional import linear
 
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, first_units
 from bertsmith.layers.weight_cache import PackedWeight
-from bertsmith.ops.activation import biased_activation, is_faster
+from bertsmith.ops.activation import BACKENDS, biased_activation, is_faster
+from bertsmith.ops.dispatch import resolve_backend
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,6 @@ class WeightSlice:
     """The stacked projections to compute; None for all."""
     gate: Tensor | None = None
     """Factors of the input units, (units_in,); None for 1."""
-    omits_bias: bool = False
-    """Leave the bias to the next op."""
 
 
 ALL_UNITS = WeightSlice()
@@ -88,8 +87,6 @@ class ElasticLinear(LinearLayer):
             size = len(weight) // self.parts
             rows = slice(first * size, last * size)
             weight, bias = weight[rows], None if bias is None else bias[rows]
-        if used.omits_bias:
-            bias = None
         if weight is self.weight and self.packed.serves(hidden, weight):
             return self.packed.product(hidden, weight, bias)
         return linear(hidden, weight, bias)
@@ -97,17 +94,17 @@ class ElasticLinear(LinearLayer):
     def new_zeros(self, *shape: int) -> Tensor:
         return self.weight.new_zeros(shape)
 
-    def activated(self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None) -> Tensor:
+    def activated(
+        self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None, backend: str = "auto"
+    ) -> Tensor:
         """Project by the first `keep_out` units and apply an activation, in one kernel where possible."""
-        if type(self) is ElasticLinear and keep_out in (None, self.units_out):
-            weight, bias = self.prefix(None, None)
-            if self.packed.serves(hidden, weight):
+        if type(self) is ElasticLinear:
+            weight, bias = self.prefix(None, keep_out)
+            if weight is self.weight and self.packed.serves(hidden, weight):
                 return self.packed.product(hidden, weight, bias, activation)
-        if type(self) is ElasticLinear and self.bias is not None and is_faster(hidden, activation):
-            _, bias = self.prefix(None, keep_out)
-            assert bias is not None
-            product = self(hidden, WeightSlice(keep_out=keep_out, omits_bias=True))
-            return biased_activation(product, bias, activation)
+            if bias is not None and is_faster(hidden, activation):
+                backend = resolve_backend(BACKENDS, backend)
+                return biased_activation(linear(hidden, weight), bias, activation, backend=backend)
         return ACTIVATIONS[activation](self(hidden, WeightSlice(keep_out=keep_out)))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:

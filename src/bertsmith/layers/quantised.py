@@ -456,5 +456,5 @@ class QuantisedRows(TokenRows):
     def whole(self, table: Tensor | None) -> Tensor:
         return self.rounding(super().whole(table))
 
-    def multiplied(self, hidden: Tensor) -> Tensor:
+    def scores_input(self, hidden: Tensor) -> Tensor:
         return hidden if self.scored is None else self.scored(hidden)

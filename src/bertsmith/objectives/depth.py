@@ -23,7 +23,8 @@ from bertsmith.models.heads.decoder_exits import DecoderExits
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.base import Objective, Share, Sums, Term, wide
-from bertsmith.objectives.translation import TeacherForced, require_seq2seq, smoothed_loss
+from bertsmith.objectives.translation import TeacherForced, require_seq2seq
+from bertsmith.ops.token_loss import from_scores
 from bertsmith.settings import Record
 
 CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**23}
@@ -181,13 +182,14 @@ def exit_scores(
 
     def chunk(layer: int | None, states: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         scores = model.scores(states) if layer is None else model.exit_scores(layer, states)
-        smoothed, _ = smoothed_loss(scores, targets, vocabulary, smoothing)
+        scores = scores[:, :vocabulary]  # the last axis may be padded with -inf
+        loss = from_scores(scores, targets, smoothing).loss
         with torch.no_grad():
             total, is_target = wide(scores).logsumexp(-1), targets != IGNORED
             likeliest, token = wide(scores).max(-1)
             right = wide(scores).gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
         rows = torch.where(is_target, torch.stack([right - total, (likeliest - total).exp()]), 0.0)
-        return smoothed, rows, torch.where(is_target, token, 0)
+        return loss, rows, torch.where(is_target, token, 0)
 
     def recomputed(layer: int | None, states: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         return checkpoint(chunk, layer, states, targets, use_reentrant=False, preserve_rng_state=False)

@@ -144,13 +144,13 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
         inputs = EncoderInputs(corrupted.tokens, layout, _types_for(generator, types))
         output = generator.run(inputs, Want(masked_positions=corrupted.positions))
         sampling = Sampling(prepared.draw, self.config.temperature, self.vocabulary.size)
-        found = generator.masked_loss(output.masked_states, corrupted.targets, sampling)
-        assert found.samples is not None
-        sampled, is_replaced = insert_samples(prepared.tokens, corrupted, found.samples)
+        loss = generator.masked_loss(output.masked_states, corrupted.targets, sampling)
+        assert loss.samples is not None
+        sampled, is_replaced = insert_samples(prepared.tokens, corrupted, loss.samples)
         hidden = model.run(EncoderInputs(sampled, layout, _types_for(model, types))).last
         logits = model.head("replaced_tokens")(hidden, layout)
         return {
-            "generator": token_sums(found),
+            "generator": token_sums(loss),
             "replaced": _replaced_sums(logits, is_replaced, prepared.is_real),
         }
 
@@ -185,13 +185,13 @@ def _replaced_sums(logits: Tensor, is_replaced: Tensor, is_real: Tensor) -> Sums
     losses = -logsigmoid(torch.where(is_replaced, scores, -scores))  # binary cross-entropy
     loss = torch.where(is_real, losses, 0).sum()
     is_detected = (logits.detach() > 0) & is_real
-    is_right = (is_detected == is_replaced) & is_real
-    flags = torch.stack([is_right, is_detected & is_replaced, is_detected, is_replaced, is_real])
-    right, found, detected, replaced, real = flags.flatten(1).sum(-1)  # one sum: each alone takes a launch
+    is_correct = (is_detected == is_replaced) & is_real
+    flags = torch.stack([is_correct, is_detected & is_replaced, is_detected, is_replaced, is_real])
+    correct, hits, detected, replaced, real = flags.flatten(1).sum(-1)  # one sum: each alone takes a launch
     metrics = {
-        "accuracy": Share(right, real),
-        "recall": Share(found, replaced),
-        "precision": Share(found, detected),
+        "accuracy": Share(correct, real),
+        "recall": Share(hits, replaced),
+        "precision": Share(hits, detected),
         "share": Share(replaced, real),
     }
     return Sums(loss, metrics)

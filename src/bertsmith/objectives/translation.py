@@ -14,7 +14,6 @@ from bertsmith.layers.context import Memory
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.base import Objective, Share, Sums, Term
-from bertsmith.ops.token_loss import from_scores
 from bertsmith.settings import Record
 
 
@@ -67,9 +66,9 @@ class TranslationObjective(Objective[PairBatch, TeacherForced]):
         translator, batch = require_seq2seq(model), prepared.batch
         # (batch, length, width) or (tokens, width) -> (tokens, width)
         states = target_states(translator, batch).flatten(0, -2)
-        found = translator.next_token_loss(states, batch.expected.flatten(), self.config.smoothing)
-        metrics = {"accuracy": Share(found.hits, found.targets), "nll": Share(found.nll, found.targets)}
-        return {"next_token": Sums(found.loss, metrics)}
+        loss = translator.next_token_loss(states, batch.expected.flatten(), self.config.smoothing)
+        metrics = {"accuracy": Share(loss.hits, loss.targets), "nll": Share(loss.nll, loss.targets)}
+        return {"next_token": Sums(loss.loss, metrics)}
 
     def for_evaluation(self) -> "TranslationObjective":
         # without smoothing the loss is the log-perplexity, comparable between runs
@@ -96,15 +95,3 @@ def require_seq2seq(model: Model) -> Seq2Seq:
     if not isinstance(model, Seq2Seq):
         raise InputError(f"this {model.config.family} model has no decoder; translation needs one (transformer-base …)")
     return model
-
-
-def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy with label smoothing and, without a gradient, the one without.
-
-    The correct token gets 1 - smoothing; the other vocabulary - 1 tokens share the rest evenly. (PyTorch's label
-    smoothing includes the correct token in that share.)
-
-    Shape: scores (targets, vocabulary or more), targets (targets,), of which IGNORED ones do not count.
-    """
-    found = from_scores(scores[:, :vocabulary], targets, smoothing)  # the last axis may be padded with -inf
-    return found.loss, found.nll

@@ -6,16 +6,14 @@ name, and `resolve_backend` returns the backend of each op.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
-from typing_extensions import TypeVar
 
 from bertsmith.errors import InputError, nearest
 
 Inputs = TypeVar("Inputs")
-Result = TypeVar("Result", default=Tensor)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundled import model_folder
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 from bertsmith.exporting import CARD_FILE
 from bertsmith.runs.output import MARK
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
@@ -108,6 +108,5 @@ def _upload(path: Path, repository: str, private: bool, revision: str | None, me
     except LocalTokenNotFoundError:
         raise InputError("push needs a token of the hub; run `hf auth login`, or set HF_TOKEN") from None
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"the hub did not accept {repository!r}: {reason}") from None
+        raise InputError(f"the hub did not accept {repository!r}: {first_line(error)}") from None
     return f"{api.endpoint}/{repository}"

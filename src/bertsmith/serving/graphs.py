@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import chain
 from queue import SimpleQueue
 from threading import Lock
 from typing import Protocol
@@ -21,12 +22,13 @@ from torch import Tensor
 from bertsmith.data.inference import inference_autocast
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.progress import Watch
+from bertsmith.errors import first_line
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import EncoderInputs
 from bertsmith.models.model import Model
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, TokenSequence
-from bertsmith.serving.shapes import PackedShape, assign, make_ladder
+from bertsmith.serving.shapes import PackedShape, assign, shape_classes
 
 IN_FLIGHT = 2
 """Batches that are on their way to the GPU, computed there or on their way back."""
@@ -150,11 +152,10 @@ class CapturedModel:
         self._served, self._recorder = served, recorder
         self._launch = Lock()
         self._operations = captured_operations(served)
-        self._ladders = {
-            one: make_ladder(batch_tokens, served.max_length(one)) for one in sorted(set(self._operations.values()))
+        self._classes = {
+            one: shape_classes(batch_tokens, served.max_length(one)) for one in sorted(set(self._operations.values()))
         }
-        shapes = [shape for ladder in self._ladders.values() for shapes in ladder for shape in shapes]
-        largest = max(map(_input_size, shapes))
+        largest = max(_input_size(shape) for classes in self._classes.values() for shape in chain(*classes))
         self._inputs = torch.zeros(largest, dtype=torch.int32, device=recorder.device)
         self._passes: dict[_Key, tuple[Tensor, Replay]] = {}
         started_at = time.perf_counter()
@@ -162,7 +163,7 @@ class CapturedModel:
             self._capture_all(_Transfer(largest, 0, recorder), watch)
         except (RuntimeError, NotImplementedError) as error:  # out of memory and CUDA errors are RuntimeErrors
             self._passes.clear()
-            raise CaptureFailed(str(error).splitlines()[0]) from error
+            raise CaptureFailed(first_line(error)) from error
         self.seconds = time.perf_counter() - started_at
         """Duration of capturing."""
         outputs = max(output.numel() for output, _ in self._passes.values())
@@ -183,7 +184,7 @@ class CapturedModel:
         operation = self._operations[operation]
         outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
         lengths = [len(sequence.tokens) for sequence in sequences]
-        for shape, indices in assign(lengths, self._ladders[operation]):
+        for shape, indices in assign(lengths, self._classes[operation]):
             computed = self._run_pass((operation, subnet, shape), [sequences[index] for index in indices])
             for index, output in zip(indices, computed, strict=True):
                 outputs[index] = output
@@ -217,9 +218,9 @@ class CapturedModel:
         """Capture every operation in every size and shape, large shapes first: smaller ones reuse their memory."""
         keys = [
             (operation, subnet, shape)
-            for operation, ladder in self._ladders.items()
+            for operation, classes in self._classes.items()
             for subnet in self._sizes(operation)
-            for shape in sorted((shape for shapes in ladder for shape in shapes), key=lambda shape: -shape.tokens)
+            for shape in sorted(chain(*classes), key=lambda shape: -shape.tokens)
         ]
         for index, key in enumerate(keys):
             inputs = transfer.write(key[2], [], self._served.tokenizer.pad)

@@ -1,7 +1,7 @@
 """Fixed shapes of packed batches, and the assignment of sequences to them.
 
-A CUDA graph computes one shape. A ladder has two classes of shapes: of short sequences, of which a shape holds many,
-and of sequences of any length. Padding sequences fill a shape up, so that no token is outside of all sequences.
+A CUDA graph computes one shape. There are two classes of shapes: of short sequences, of which a shape holds many, and
+of sequences of any length. Padding sequences fill a shape up, so that no token is outside of all sequences.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,11 +39,11 @@ class PackedShape:
         return np.concatenate([np.zeros(1, np.int32), ends, np.minimum(padding, self.tokens)])
 
 
-Ladder = tuple[tuple[PackedShape, ...], ...]
+ShapeClasses = tuple[tuple[PackedShape, ...], ...]
 """Shapes by class, shorter sequences first, and by size, smaller first. The last class holds every sequence."""
 
 
-def make_ladder(batch_tokens: int, max_length: int) -> Ladder:
+def shape_classes(batch_tokens: int, max_length: int) -> ShapeClasses:
     """Return the shapes for batches of at most `batch_tokens` tokens and for sequences of at most `max_length`."""
     sizes = list(_sizes(max(batch_tokens, max_length)))
     short = tuple(_shape(tokens, min(SHORT, max_length), _SHORT_RATIO) for tokens in sizes)
@@ -52,18 +52,18 @@ def make_ladder(batch_tokens: int, max_length: int) -> Ladder:
     return short, tuple(_shape(tokens, max_length, _LONG_RATIO) for tokens in sizes if tokens > SHORT)
 
 
-def assign(lengths: Sequence[int], ladder: Ladder) -> list[tuple[PackedShape, list[int]]]:
+def assign(lengths: Sequence[int], classes: ShapeClasses) -> list[tuple[PackedShape, list[int]]]:
     """Return the forward passes that compute sequences of these lengths: shapes with the indices of their sequences.
 
     Short and long sequences are separated where this takes less time.
     """
-    together = _passes(range(len(lengths)), lengths, ladder[-1])
-    if len(ladder) == 1:
+    together = _passes(range(len(lengths)), lengths, classes[-1])
+    if len(classes) == 1:
         return together
-    is_short = np.asarray(lengths) <= ladder[0][-1].max_length
+    is_short = np.asarray(lengths) <= classes[0][-1].max_length
     apart = [
         one
-        for indices, shapes in zip((np.flatnonzero(is_short), np.flatnonzero(~is_short)), ladder, strict=True)
+        for indices, shapes in zip((np.flatnonzero(is_short), np.flatnonzero(~is_short)), classes, strict=True)
         for one in _passes(indices.tolist(), lengths, shapes)
     ]
     return min(apart, together, key=lambda passes: sum(shape.tokens + _REPLAY_TOKENS for shape, _ in passes))

@@ -253,11 +253,3 @@ def corpus_bleu(counts: np.ndarray) -> float:
     return float(
         BLEU.compute_bleu(ngrams[:4], ngrams[4:], hypothesis_length, reference_length, smooth_method="exp").score
     )
-
-
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str] | None:
-    """Return corpus BLEU and its signature; None if sacrebleu is not installed."""
-    if not has_bleu():
-        return None
-    counts, signature = bleu_counts(hypotheses, references)
-    return corpus_bleu(counts), signature

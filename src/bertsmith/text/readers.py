@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
-from bertsmith.errors import InputError, nearest
+from bertsmith.errors import InputError, first_line, nearest
 from bertsmith.files import check_file
 from bertsmith.text.rows import Row
 
@@ -40,8 +40,9 @@ def parquet_rows(file: Path, field: str | None = None, watch: Callable[[int], No
                     number += 1
                     yield number, row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"file {str(file)!r} cannot be read as parquet after row {number}: {reason}") from None
+        raise InputError(
+            f"file {str(file)!r} cannot be read as parquet after row {number}: {first_line(error)}"
+        ) from None
 
 
 def _batch_rows(batch: Any) -> list[dict[str, Any]]:

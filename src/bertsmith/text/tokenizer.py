@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 from bertsmith.files import parse_json, read_json, read_text, write_text
 from bertsmith.text.word_cache import WordCache, concatenated_ranges
 
@@ -58,8 +58,7 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library raises bare exceptions, and Rust panics
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"tokenizer file {str(path)!r} is not a usable tokenizer.json: {reason}") from None
+        raise InputError(f"tokenizer file {str(path)!r} is not a usable tokenizer.json: {first_line(error)}") from None
 
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 from bertsmith.layers.block import Block
 
 Mode = Literal["off", "on", "whole", "graphs"]
@@ -19,8 +19,6 @@ MIN_PASSES = 500
 LONG_PASS_FLOPS = 1e14
 """FLOPs of a pass from which kernel launches do not limit the speed: a tenth of a second on the fastest GPU."""
 RECOMPILE_LIMIT = 128
-SAFER: dict[Mode, Mode] = {"graphs": "on", "on": "off"}
-"""The mode to fall back to if an automatically chosen one fails."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +102,6 @@ def describe_choice(mode: Mode, reason: str) -> str:
 def describe_fall_back(failed: Mode, mode: Mode, error: Exception) -> str:
     """Return the notice about an automatic choice that failed."""
     return f'run.compile is "auto": {_DESCRIPTIONS[mode]} ("{mode}"), because "{failed}" failed: {first_line(error)}'
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 _DESCRIPTIONS: dict[Mode, str] = {

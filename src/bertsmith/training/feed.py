@@ -38,7 +38,7 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedBatch:
     """A micro-batch on the device, ready for the training step."""
 
     prepared: Any
@@ -64,9 +64,9 @@ class Feed:
         self.rank, self.processes = rank, processes
         self.workers, self.pin = workers, pin
         self._batches: Iterator[Loaded] | None = None
-        self._ready: deque[Ready] = deque()
+        self._ready: deque[PreparedBatch] = deque()
 
-    def take(self, phase: int, count: int, meter: Meter) -> list[Ready]:
+    def take(self, phase: int, count: int, meter: Meter) -> list[PreparedBatch]:
         """Return the next micro-batches of a phase; a new phase begins at the start of its own stream."""
         progress = self.progress
         if phase != progress.phase:
@@ -90,7 +90,7 @@ class Feed:
         while len(self._ready) < count:
             with meter.waiting():
                 loaded = next(self._batches)
-            self._ready.append(Ready(self.prepare(loaded.batch, seed), loaded.cursor, loaded.batch.real_tokens))
+            self._ready.append(PreparedBatch(self.prepare(loaded.batch, seed), loaded.cursor, loaded.batch.real_tokens))
 
     def _open(self) -> Iterator[Loaded]:
         phase, progress = self.data.phases[self.progress.phase], self.progress

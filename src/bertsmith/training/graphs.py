@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.nested import map_tensors, signature, tensors
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 
 EAGER_CALLS = 2
 """Calls per signature that run eagerly: they compile layers and choose kernels, which cannot be recorded."""
@@ -78,6 +78,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...], earlier: Re
     graph = torch.cuda.CUDAGraph()
     own = map_tensors(torch.clone, arguments)
     pool = None if earlier is None else earlier.graph.pool()
+    random_state = torch.cuda.get_rng_state()
     try:
         # the outer context restores the stream if the end of a failed recording raises; thread_local, because the
         # loader's thread allocates pinned memory meanwhile
@@ -87,14 +88,15 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...], earlier: Re
         ):
             result = map_tensors(Tensor.detach, function(*own))
     except RuntimeError as error:
-        _reset_generator()
-        reason = str(error.__context__ or error).strip().partition("\n")[0]  # the end of the recording fails, too
+        _restore_generator(random_state)
+        reason = first_line(error.__context__ or error)  # the end of the recording fails, too
         raise RecordingError(f'run.compile is "graphs", but the step cannot be recorded: {reason}; use "on"') from error
     return Recording(graph, tensors(own), result)
 
 
-def _reset_generator() -> None:
-    """Replace the state of the device's generator: after a failed recording it would still be in recording mode."""
+def _restore_generator(state: Tensor) -> None:
+    """Set the device's generator back to a state; after a failed recording it would still be in recording mode."""
     device = torch.cuda.current_device()
     fresh = torch.Generator(device=f"cuda:{device}")
+    fresh.set_state(state)
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())

@@ -182,9 +182,9 @@ class PretrainSettings(Record):
             if part.encoder.vocabulary < vocabulary:
                 raise InputError(f"the model's vocabulary is {part.encoder.vocabulary}; the corpus needs {vocabulary}")
             types = part.encoder.embedding.types
-            if self.sequences.has_types and types < 2 and part is config:
+            if self.sequences.has_types and types == 1 and part is config:  # without types, [SEP] alone separates them
                 cut = self.sequences.cut
-                raise InputError(f"sequences.cut is {cut!r} and the model has {types} token types; allowed: 2 or more")
+                raise InputError(f"sequences.cut is {cut!r} and the model has 1 token type; allowed: 0 or 2")
             tables = [head.max_length for head in part.heads if isinstance(head, MaskDecoderConfig)]
             max_length = min([part.encoder.embedding.max_length, *tables])
             for number, phase in enumerate(self.method.phases):

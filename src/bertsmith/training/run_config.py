@@ -120,7 +120,9 @@ class Method:
         """Return the number of micro-batches of one step on each process."""
         return self.phases[self.phase(step)].micro_batches(step, self.run.steps, processes)
 
-    def load(self, flops_per_token: Sequence[float], *, has_one_shape: bool, keeps_shapes: bool) -> TrainingLoad:
+    def training_load(
+        self, flops_per_token: Sequence[float], *, has_one_shape: bool, keeps_shapes: bool
+    ) -> TrainingLoad:
         """Return the number and size of the run's forward and backward passes."""
         passes = self.run.steps * self.micro_batches(self.run.steps - 1, 1)
         sizes = [phase.micro_tokens if isinstance(phase, TokenPhase) else 0 for phase in self.phases]

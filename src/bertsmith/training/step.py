@@ -24,7 +24,6 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
 from bertsmith.training.compilation import (
-    SAFER,
     UNKNOWN_LOAD,
     Circumstances,
     Mode,
@@ -126,7 +125,7 @@ class TrainStep:
         except RecordingError as error:
             if not self.is_auto:
                 raise
-            self._fall_back(error)
+            self._fall_back("on", error)
             return self.objective.prepare(batch, seed)
 
     @explains_nondeterminism
@@ -165,11 +164,11 @@ class TrainStep:
         except RecordingError as error:  # nothing was computed
             if not self.is_auto:
                 raise
-            self._fall_back(error)
+            self._fall_back("on", error)
         except RuntimeError as error:
-            if not self.is_auto or self.mode not in SAFER or draw is None or not is_compilation_error(error):
+            if not self.is_auto or self.mode == "off" or draw is None or not is_compilation_error(error):
                 raise
-            self._fall_back(error)
+            self._fall_back("off", error)
             seed_everything(*draw)  # some layers have drawn dropout
         return self._run_pass(part, totals, draw)
 
@@ -229,7 +228,9 @@ class TrainStep:
         # PyTorch's own handle of the group releases the GIL meanwhile; the wrapper, which also holds the group, does
         # not (torch 2.13), so it must not be the last reference
         del self.step_module
-        self._recorded_pass = self._recorded_prepare = None  # frees the memory of the graphs
+        # frees the memory of the graphs, and the gradients that they add to
+        self._recorded_pass = self._recorded_prepare = None
+        self.optimizer.zero_grad()
         if self._leave_deterministic_mode is not None:
             self._leave_deterministic_mode()
         uncompile_layers(self.model)
@@ -269,9 +270,8 @@ class TrainStep:
             self._recorded_pass = Graphed(self._forward_backward)
             self._recorded_prepare = Graphed(self.objective.prepare)
 
-    def _fall_back(self, error: Exception) -> None:
-        """Continue in the next safer mode and tell the user."""
-        mode: Mode = SAFER[self.mode] if isinstance(error, RecordingError) else "off"
+    def _fall_back(self, mode: Mode, error: Exception) -> None:
+        """Continue in a safer mode and tell the user."""
         self.notices.append(describe_fall_back(self.mode, mode, error))
         if mode == "off":
             uncompile_layers(self.model)

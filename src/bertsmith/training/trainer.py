@@ -78,7 +78,7 @@ class Trainer:
         self.notices, self.evaluator, self.before_step = notices, evaluator, before_step
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.settings, self.baseline, self.branch = fingerprint, settings, baseline, branch
-        load = method.load(
+        load = method.training_load(
             [phase.flops_per_token for phase in data.phases],
             has_one_shape=data.has_one_shape,
             keeps_shapes=objective.keeps_shapes,

@@ -23,7 +23,8 @@ from bertsmith.objectives.depth import (
     smooth_over_neighbours,
     sum_by_sequence,
 )
-from bertsmith.objectives.translation import TranslationConfig, smoothed_loss, target_scores
+from bertsmith.objectives.translation import TranslationConfig, target_scores
+from bertsmith.ops.token_loss import from_scores
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tables import read_split
 
@@ -77,9 +78,8 @@ def test_aligned_loss_is_the_mean_over_heads(made: tuple[Model, Pairs], weightin
     objective = learning(model, weighting=weighting)
     loss = objective(model, objective.prepare(batch, 0))["next_token"].loss
     _, output = depth.teacher_forced(model, batch)
-    vocabulary = model.config.decoder.vocabulary
-    exit_loss = smoothed_loss(model.exit_scores(1, output.normalised(1)), batch.expected, vocabulary, 0.1)[0]
-    last = smoothed_loss(target_scores(model, batch), batch.expected, vocabulary, 0.1)[0]
+    exit_loss = from_scores(model.exit_scores(1, output.normalised(1)), batch.expected, 0.1).loss
+    last = from_scores(target_scores(model, batch), batch.expected, 0.1).loss
     weights = (1, 1) if weighting == "even" else (1, 2)
     torch.testing.assert_close(loss, (weights[0] * exit_loss + weights[1] * last) / sum(weights))
 

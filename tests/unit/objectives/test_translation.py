@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 import bertsmith
-from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.loader import SpecialTokens
 from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.objectives.translation import TranslationConfig, smoothed_loss, target_scores
+from bertsmith.objectives.translation import TranslationConfig, target_scores
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tables import read_split
 
@@ -37,25 +36,6 @@ def batches(made: tuple[Model, Pairs], layout: str, micro_tokens: int = 256) -> 
     config = PairConfig(length=16, micro_tokens=micro_tokens, layout=layout)
     reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
     return [reader[plan].batch for plan in PairPlan(pairs, config, 0).one_epoch()]
-
-
-def test_smoothing_excludes_the_correct_token() -> None:
-    scores, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, IGNORED, 3, 3])
-    logs = scores.log_softmax(-1)
-    smoothed = plain = 0.0
-    for row, right in enumerate(targets.tolist()):
-        if right == IGNORED:
-            continue
-        for token in range(7):
-            smoothed -= (0.9 if token == right else 0.1 / 6) * logs[row, token].item()
-        plain -= logs[row, right].item()
-    found = smoothed_loss(scores, targets, 7, 0.1)
-    assert [value.item() for value in found] == pytest.approx([smoothed, plain], rel=1e-12)
-    # padding of the last axis has no effect
-    wide = torch.nn.functional.pad(scores, (0, 3), value=-torch.inf)
-    assert [value.item() for value in smoothed_loss(wide, targets, 7, 0.1)] == pytest.approx([smoothed, plain])
-    without = torch.nn.functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
-    assert smoothed_loss(scores, targets, 7, 0.0)[0].item() == pytest.approx(without.item())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -63,5 +63,6 @@ def test_serves_until_a_signal(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"Listening on http://127.0.0.1:{port}")
     assert lines[1:] == [
-        f"  {name}: bert; mask filling, embeddings; up to 16 tokens; one size" for name in ("mine", "two")
+        f"  {name}: bert; mask filling, embeddings; up to 16 tokens; one size; float32 on cpu"
+        for name in ("mine", "two")
     ]

@@ -157,7 +157,7 @@ def test_word_cache_stays_correct_after_an_error(folder, monkeypatch):
     )
 
 
-def test_word_cache_stays_correct_after_it_is_cleared_after_it_is_cleared(folder, monkeypatch):
+def test_word_cache_stays_correct_after_it_is_cleared(folder, monkeypatch):
     monkeypatch.setattr("bertsmith.text.word_cache.MAX_WORDS", 5)
     tokenizer = Tokenizer.load(folder)
     cache = WordCache(tokenizer)

@@ -36,6 +36,7 @@ from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
 _Plain: TypeAlias = dict[str, Any]
+_DETECTOR = "replaced_tokens"
 
 
 def first_difference(ours: ModelConfig, back: ModelConfig) -> str | None:
@@ -278,16 +279,17 @@ def plan_hf(model: Model, *, native: NativeChoice = "auto", task: TaskContent | 
     reason = "native was given as 'never'"
     if native != "never":
         try:
-            found = native_export(model, kind)
+            whole, found = _native_part(model, kind)
         except InputError as error:
             if native == "always":
                 raise
             reason = str(error)
         else:
-            missing = found.adapter.missing(model.config) if native == "auto" else None
+            missing = found.adapter.missing(whole.config) if native == "auto" else None
             if missing is None:
-                remark = _native_remark(model, found) + _scale_remark(task)
-                return HfExport(model, found, found.settings | extras, remark, task)
+                left_out = "" if whole is model else f"; its head {_DETECTOR}, which that class lacks, is left out"
+                remark = _native_remark(whole, found) + left_out + _scale_remark(task)
+                return HfExport(whole, found, found.settings | extras, remark, task)
             reason = f"{missing}; native = 'always' writes a {found.architecture} all the same"
     check_wrappable(model)
     architecture = architecture_of(model.config, kind)
@@ -295,6 +297,23 @@ def plan_hf(model: Model, *, native: NativeChoice = "auto", task: TaskContent | 
     settings |= {"opened_by": OPENING, "why_not_native": reason}
     remark = f"written as {architecture}, which transformers opens after `import bertsmith.hf`, because {reason}"
     return HfExport(model, None, settings, remark + _scale_remark(task), task)
+
+
+def _native_part(model: Model, kind: str | None) -> tuple[Model, NativeExport]:
+    """Return the model and its class, without the head of replaced-token detection if no class has it.
+
+    That head is for further pre-training alone, which needs the generator as well.
+    """
+    try:
+        return model, native_export(model, kind)
+    except InputError:
+        if _DETECTOR not in model.heads:
+            raise
+    heads = {name: head for name, head in model.heads.items() if name != _DETECTOR}
+    config = model.config.changed(heads=tuple(head for head in model.config.heads if head.kind != _DETECTOR))
+    plain = Model(config, model.encoder, heads)
+    plain.tokenizer = model.tokenizer
+    return plain, native_export(plain, kind)
 
 
 def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: TaskContent | None = None) -> str:

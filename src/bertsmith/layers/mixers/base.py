@@ -65,7 +65,7 @@ class Mixer(nn.Module, ABC):
     heads: int
     output: ElasticLinear
     """The output projection of a mixer that has one only."""
-    backends: tuple[Implementations[Any], ...]
+    backends: tuple[Implementations[Any, Tensor], ...]
     """Backends of every op that the mixer uses."""
     rotary: Rotary | None = None
     """The rotary embedding that the mixer reads from the context, if any."""

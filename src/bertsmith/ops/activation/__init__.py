@@ -7,7 +7,7 @@ from bertsmith.ops.activation import fused, reference
 from bertsmith.ops.activation.reference import FUNCTIONS, ActivationInputs
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
-BACKENDS: Implementations[ActivationInputs] = {
+BACKENDS: Implementations[ActivationInputs, Tensor] = {
     "triton": Implementation(fused.biased_activation, fused.unsupported, fused.preferred),
     "reference": Implementation(reference.biased_activation, reference.unsupported),
 }

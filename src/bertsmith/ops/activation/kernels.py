@@ -67,12 +67,14 @@ def _slope(x, KIND: tl.constexpr):
     return slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _forward(
     product, bias, activated, rows, WIDTH: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    # one axis, because the others have at most 65,535 programs
+    blocks: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     is_inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     where = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     shift = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -80,7 +82,7 @@ def _forward(
     tl.store(activated + where, _activated(x, KIND).to(activated.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "rows_per_program"])
 def _backward(
     upstream,
     product,
@@ -117,7 +119,7 @@ def forward(product: Tensor, bias: Tensor, activation: str) -> Tensor:
     rows, width = product.shape
     activated = product.new_empty(product.shape)
     if product.numel():
-        _forward[triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS)](
+        _forward[(triton.cdiv(width, COLUMNS) * triton.cdiv(rows, ROWS),)](
             product, bias, activated, rows, WIDTH=width, KIND=activation, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS
         )
     return activated

@@ -9,7 +9,7 @@ from bertsmith.ops.dispatch import Implementation, Implementations, choose
 from bertsmith.ops.rounded_softmax import SoftmaxRounding
 from bertsmith.ops.sparse import SparseMap
 
-BACKENDS: Implementations[AttentionInputs] = {
+BACKENDS: Implementations[AttentionInputs, Tensor] = {
     "short": Implementation(short.attention, short.unsupported, short.preferred),
     "varlen": Implementation(varlen.attention, varlen.unsupported),
     "grouped": Implementation(grouped.attention, grouped.unsupported),

@@ -63,7 +63,7 @@ def _forward(
     LENGTH: tl.constexpr,
 ):
     """mixed = softmax(factor · query·keyᵀ) · value for one head of one sequence of at most LENGTH tokens."""
-    head, sequence = tl.program_id(0), tl.program_id(1)
+    head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     row = tl.load(first + sequence).to(tl.int64)
     count = (tl.load(end + sequence).to(tl.int64) - row).to(tl.int32)
     if count <= 0:
@@ -111,7 +111,7 @@ def _backward(
     LENGTH: tl.constexpr,
 ):
     """Gradients of query, key and value for one head of one sequence, in a tensor shaped like `joint`."""
-    head, sequence = tl.program_id(0), tl.program_id(1)
+    head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     row = tl.load(first + sequence).to(tl.int64)
     count = (tl.load(end + sequence).to(tl.int64) - row).to(tl.int32)
     if count <= 0:
@@ -190,7 +190,7 @@ def forward(joint: Tensor, mixed: Tensor, launch: ShortLaunch) -> None:
 
     Shape: joint (tokens, 3, heads, head_width), last axis contiguous: queries, keys and values.
     """
-    _forward[joint.shape[2], len(launch.first)](
+    _forward[(len(launch.first) * joint.shape[2],)](
         joint,
         mixed,
         *launch.where,
@@ -206,7 +206,7 @@ def backward(upstream: Tensor, joint: Tensor, gradient: Tensor, launch: ShortLau
     constants = launch.constants(joint)
     if constants["LENGTH"] == 128 and constants["WIDTH"] <= 64:
         constants["maxnreg"] = BACKWARD_REGISTERS
-    _backward[joint.shape[2], len(launch.first)](
+    _backward[(len(launch.first) * joint.shape[2],)](
         upstream,
         joint,
         gradient,

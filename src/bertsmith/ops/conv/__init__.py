@@ -14,12 +14,12 @@ from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, kerne
 from bertsmith.ops.conv.taps import shift
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
-DEPTHWISE_BACKENDS: Implementations[DepthwiseInputs] = {
+DEPTHWISE_BACKENDS: Implementations[DepthwiseInputs, Tensor] = {
     "triton": Implementation(fused.depthwise, fused.unsupported, fused.preferred),
     "taps": Implementation(taps.depthwise, taps.unsupported),
     "reference": Implementation(reference.depthwise, reference.unsupported),
 }
-BACKENDS: Implementations[LightConvInputs] = {
+BACKENDS: Implementations[LightConvInputs, Tensor] = {
     "triton": Implementation(fused.light_conv, fused.unsupported, fused.preferred),
     "taps": Implementation(taps.light_conv, taps.unsupported),
     "reference": Implementation(reference.light_conv, reference.unsupported),

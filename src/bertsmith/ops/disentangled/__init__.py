@@ -20,7 +20,7 @@ __all__ = [
     "mirrored_rows",
 ]
 
-BACKENDS: Implementations[DisentangledInputs] = {
+BACKENDS: Implementations[DisentangledInputs, Tensor] = {
     "triton": Implementation(fused.disentangled, fused.unsupported, fused.preferred),
     "blocks": Implementation(blocks.disentangled, blocks.unsupported, blocks.preferred),
     "grouped": Implementation(grouped.disentangled, grouped.unsupported, grouped.preferred),

@@ -31,7 +31,7 @@ __all__ = [
     "favor_step",
 ]
 
-BACKENDS: Implementations[FavorInputs] = {
+BACKENDS: Implementations[FavorInputs, Tensor] = {
     "triton": Implementation(fused.favor, fused.unsupported, fused.preferred),
     "linear": Implementation(linear.favor, linear.unsupported),
     "reference": Implementation(reference.favor, reference.unsupported),

@@ -11,7 +11,7 @@ from bertsmith.ops.multi_linear.reference import MultiLinearInputs
 
 __all__ = ["BACKENDS", "multi_linear", "multi_linear_map", "multi_linear_step"]
 
-BACKENDS: Implementations[MultiLinearInputs] = {
+BACKENDS: Implementations[MultiLinearInputs, Tensor] = {
     "products": Implementation(products.multi_linear, products.unsupported),
     "reference": Implementation(reference.multi_linear, reference.unsupported),
 }

@@ -5,7 +5,7 @@ gradient   softmax(scores) − target distribution, in place of the scores      
 gradientᵀ · hidden and gradient · table                                        two matrix products
 
 The loss is a sum, so its upstream gradient is a scalar: the backward pass multiplies the finished gradients by it.
-Neither scores nor gradients in float32 exist, and those of one chunk at most exist at a time.
+No scores or gradients exist in float32, and at most one chunk of them exists at a time.
 """
 
 import torch
@@ -112,7 +112,7 @@ def _forward(
 
 
 def _padded(tensor: Tensor, missing: int, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in a dtype with zeros after its last row: the copy that a change of dtype takes anyway."""
+    """Return the tensor in a dtype, followed by rows of zeros; a change of dtype copies it anyway."""
     if not missing:
         return tensor.to(dtype)
     padded = tensor.new_zeros(tensor.shape[0] + missing, *tensor.shape[1:], dtype=dtype)
@@ -125,7 +125,7 @@ def _scores(hidden: Tensor, table: Tensor, bias: Tensor | None, out: Tensor) -> 
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return left · right in a dtype, on a GPU without rounding to theirs before."""
+    """Return left · right in a dtype; on a GPU it is not rounded to the dtype of the factors before."""
     if left.is_cuda and left.dtype != dtype:
         return torch.mm(left, right, out_dtype=dtype)
     return torch.mm(left, right).to(dtype)

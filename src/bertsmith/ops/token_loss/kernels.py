@@ -36,7 +36,7 @@ def _select(weights, index, draw):
     return selected, tl.minimum(tl.maximum(rest, 0.0), 1 - 1.1920929e-07)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rows(
     scores,
     targets,
@@ -143,7 +143,7 @@ def losses(
     needs_gradients: bool,
     tiling: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of rows, (4, rows), their samples, and their gradients, for which the scores make room.
+    """Return the results of rows, (4, rows), their samples, and their gradients, which overwrite the scores.
 
     Shape: scores (rows, columns), contiguous, of which the first `vocabulary` columns are scores.
     """

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 
+from bertsmith.errors import first_line
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.fit.bench import Bench
 from bertsmith.shrinking.fit.candidates import SLACK, Candidate, Estimates
@@ -199,8 +200,3 @@ class Finals:
 
     def _latency(self, timing: ProcessTiming) -> float:
         return max(float(workload[f"p{self.budget.percentile}"]) for workload in timing.latency.values())
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the message of an exception."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, first_line
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.masks import unmasked
@@ -26,7 +26,7 @@ from bertsmith.shrinking.fit.candidates import (
     slow_precisions,
 )
 from bertsmith.shrinking.fit.evolution import Space, evolve
-from bertsmith.shrinking.fit.finals import Finals, Watch, first_line, nearest_miss
+from bertsmith.shrinking.fit.finals import Finals, Watch, nearest_miss
 from bertsmith.shrinking.fit.measure import BUSY, Conditions, Measurer, Workload, in_fresh_process, usable_cores
 from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements

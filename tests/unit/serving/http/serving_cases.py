@@ -129,6 +129,8 @@ def serving(models: Mapping[str, Scheduler], settings: ServeSettings | None = No
 class FakeScheduler:
     """A scheduler whose results the test sets: exceptions, awaitables or results."""
 
+    captured = None
+
     def __init__(self, served: ServedModel, does: Any = None) -> None:
         self.served, self.does = served, does
         self.waits = 0.0

@@ -6,7 +6,7 @@ A misspelt key or an invalid value raises InputError, which names the field, the
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -49,6 +49,8 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+    short_field: ClassVar[str | None] = None
+    """Field whose value alone stands for the record, as the activation of a hidden layer; None for no short form."""
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], source: str = "settings") -> Self:
@@ -99,7 +101,9 @@ class Record(BaseModel):
             value = getattr(self, name)
             if isinstance(value, Record):
                 texts |= {f"{name}.{inner}": text for inner, text in value.help().items()}
-                if values:  # the kinds of a record are allowed values of its field `kind`
+                if (
+                    values and "kind" in type(value).model_fields
+                ):  # the kinds of a record are allowed values of its field `kind`
                     texts[f"{name}.kind"] = allowed
         return texts
 
@@ -195,7 +199,8 @@ def setting_paths(record: type[Record], name: str) -> list[str]:
 
 
 def _allowed_values(annotation: Any, metadata: list[Any]) -> list[str]:
-    """Return the values of a field that allows only some: the members of its Literal types, or the kinds of a record.
+    """Return the values of a field that allows only some: the members of Literal types, the kinds or short forms of a
+    record.
 
     >>> _allowed_values(Literal["a", "b"] | None, [])
     ['a', 'b']
@@ -205,6 +210,9 @@ def _allowed_values(annotation: Any, metadata: list[Any]) -> list[str]:
         return list(kinds[0].table)
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, Record) and annotation.short_field is not None:
+        field = annotation.model_fields[annotation.short_field]
+        return _allowed_values(field.annotation, field.metadata)
     return [value for argument in get_args(annotation) for value in _allowed_values(argument, [])]
 
 

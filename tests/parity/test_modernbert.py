@@ -30,7 +30,9 @@ from bertsmith import InputError, SequenceLayout
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.checkpoint.hf.writing import native_export, plan_hf
 from bertsmith.data.examples import TaskBatch
+from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
+from bertsmith.models.build import extract
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, HiddenLayerConfig
@@ -316,6 +318,14 @@ def test_other_heads_are_not_their_class(change: dict, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         plan_hf(model, native="always")
     assert plan_hf(model).form == "bertsmith"
+
+
+def test_sub_network_is_native_with_the_first_layer_only() -> None:
+    model = tiny_modern()
+    assert plan_hf(extract(model, Subnet(layers=(0, 2)))).form == "native"
+    plan = plan_hf(extract(model, Subnet(layers=(1, 3))))
+    assert plan.form == "bertsmith"
+    assert "its first layer has a norm before the attention" in plan.remark
 
 
 def test_input_dropout_of_a_head_without_dropout_has_no_effect() -> None:

@@ -195,6 +195,9 @@ def test_hidden_layer_has_a_short_form() -> None:
     short = HeadChoice.parse(SHORT).hidden
     assert short == HiddenLayerConfig(activation="gelu", has_bias=True, norm=None, drops_input=True)
     assert HeadChoice.parse({"hidden": {"activation": "gelu"}}).plain()["hidden"] == "gelu"
+    for choice in (HeadChoice(), HeadChoice.parse(LONG)):
+        assert choice.help()["hidden"].endswith("(allowed: gelu, gelu_tanh, relu, silu, tanh, none)")
+    assert "hidden.kind" not in HeadChoice.parse(LONG).help()
     for given in (SHORT, LONG, {"hidden": "none"}):
         choice = HeadChoice.parse(given)
         assert HeadChoice.parse(choice.plain()) == choice

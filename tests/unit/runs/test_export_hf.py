@@ -69,6 +69,21 @@ def test_fine_tuned_electra_is_native(run: Path, tmp_path: Path) -> None:
     assert export_model(tmp_path / "run", out=tmp_path / "hf")["architecture"] == "ElectraForSequenceClassification"
 
 
+def test_fine_tuned_modern_is_native_by_default(run: Path, tmp_path: Path) -> None:
+    """With the default head, not with another one."""
+    sizes = "model.overrides={layers=4, width=32, heads=2, dropout=0.0}"
+    tune(run.parent / "reviews", tmp_path / "run", sizes, model="modern-small")
+    assert export_model(tmp_path / "run", out=tmp_path / "hf")["architecture"] == "ModernBertForSequenceClassification"
+    settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert settings["classifier_pooling"] == "mean"
+    answers = [bertsmith.Predictor.load(tmp_path / name).details(TEXTS) for name in ("run", "hf")]
+    assert answers[0] == answers[1]
+    tune(run.parent / "reviews", tmp_path / "plain", sizes, "head.hidden=none", model="modern-small")
+    metrics = export_model(tmp_path / "plain", out=tmp_path / "ours")
+    assert metrics["architecture"] == "BertsmithForSequenceClassification"
+    assert "heads.classifier.hidden is None" in (tmp_path / "ours" / "README.md").read_text()
+
+
 def test_scaled_regression_is_explained(run: Path) -> None:
     task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
     plan = plan_hf(bertsmith.load(run), task=task)

@@ -105,6 +105,9 @@ def _write(config: ModelConfig) -> HfSettings:
     if len(mixers) < len(encoder.layers):
         raise not_exportable("modernbert", "not all of its mixers are full attention")
     check_heads(mixers[0].heads, mixers[0].head_width, encoder.width, "modernbert")
+    if layer.has_mixer_norm:
+        reason = "its first layer has a norm before the attention, as in a sub-network without the original first layer"
+        raise not_exportable("modernbert", reason)
     kinds = [_FULL if mixer.window is None else _SLIDING for mixer in mixers]
     firsts = dict(reversed(list(zip(kinds, mixers, strict=True))))
     thetas = {kind: firsts[kind].rotary if kind in firsts else _THETAS[kind] for kind in _THETAS}

@@ -41,6 +41,8 @@ class HiddenLayerConfig(Record):
     An activation alone is the short form of a layer with biases and without a norm: `hidden = "gelu"`.
     """
 
+    short_field = "activation"
+
     activation: Activation = "gelu"
     has_bias: bool = True
     """Whether the linear layer has a bias."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import packed_layout, tiny_model
+from helpers_gpu import no_synchronisation
 
 from bertsmith.models.encoder import EncoderInputs, Want
 
@@ -25,9 +26,6 @@ def test_mask_decoder_never_synchronises(name: str, is_causal: bool) -> None:
     model, want = model.cuda(), Want(masked_positions=positions.cuda())
     inputs = replace(inputs, tokens=tokens.cuda(), layout=layout.to("cuda"))
     model.run(inputs, want)  # the first call may synchronise
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         states = model.run(inputs, want).masked_states
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(states.cpu(), expected, rtol=1e-7, atol=1e-7)

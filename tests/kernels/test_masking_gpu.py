@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers_gpu import no_synchronisation
 
 from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import MaskingConfig, Vocabulary, corrupt
@@ -27,11 +28,7 @@ def test_gpu_masks_like_cpu_without_synchronising(masking: MaskingConfig) -> Non
     expected = corrupt(batch, 7, masking, table)
     batch, table = batch.to("cuda"), table.to("cuda")
     corrupt(batch, 7, masking, table)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         actual = corrupt(batch, 7, masking, table)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for name in ("tokens", "positions", "targets"):
         assert torch.equal(getattr(actual, name).cpu(), getattr(expected, name)), name

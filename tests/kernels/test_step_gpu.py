@@ -1,13 +1,11 @@
 """Training steps on a GPU: recorded passes equal eager ones, dropout differs between steps, nothing synchronises."""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers_gpu import no_synchronisation
 from torch import Tensor
 
 from bertsmith.data.nested import tensors
@@ -48,17 +46,6 @@ def trainer_of(name: str, corpus: Path, out: Path, *, dropout: float = 0.1, **ru
         "run": {"steps": 6, "log_every": 6, "keep": 0, "evaluate_every": 10**6, **run},
     }
     return make_trainer(PretrainSettings.parse(data), out, device="cuda", show=False)
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the mode is a prototype, says PyTorch
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def weights_after(trainer: Trainer) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers_gpu import no_synchronisation
 from helpers_kernels import DEVICE, assert_close_to_truth, needs_triton
 from torch import Tensor
 
@@ -122,12 +123,8 @@ def test_auto_uses_the_kernel_on_a_gpu_without_synchronising() -> None:
         torch.autograd.grad(loss / 500, [hidden, table])
 
     step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 """Training of a decoder with exits (Elbayad et al. 2020): aligned losses of all exits, and a chooser that learns q.
 
 Aligned training: the teacher-forced pass computes the hidden states of every block, and every exit predicts from its
-own. The chooser learns from an oracle, without a gradient into the decoder.
+own, the right token or what the last head predicts. The chooser learns from an oracle, without a gradient into the
+decoder.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ CHUNK_SCORES = {"cpu": 2**20, "cuda": 2**23}
 """Scores over the vocabulary that are computed at a time; chunks in the cache of a CPU take half the time."""
 KEPT_SCORES = 2**26
 """Scores of all heads up to which they are kept for the backward pass; more are computed again, chunk by chunk."""
+
+LearnFrom = Literal["labels", "answers"]
+"""Targets of the exits: the right tokens, or the last head's probabilities (self-distillation)."""
 
 
 class OracleConfig(Record):
@@ -82,11 +86,13 @@ class DepthLearning(Objective[PairBatch, TeacherForced]):
         config: DecoderExitsConfig | None,
         *,
         smoothing: float,
+        learn_from: LearnFrom = "labels",
         weighting: Literal["even", "by_depth"] = "even",
         depth: int,
         oracle: OracleConfig | None = None,
     ) -> None:
         self.config, self.smoothing, self.weighting, self.depth = config, smoothing, weighting, depth
+        self.learn_from = learn_from
         self.oracle = oracle or OracleConfig()
         self.layers = () if config is None else config.layers
         self.has_chooser = config is not None and config.choose != "confidence"
@@ -108,7 +114,7 @@ class DepthLearning(Objective[PairBatch, TeacherForced]):
     def __call__(self, model: Model, prepared: TeacherForced) -> dict[str, Sums]:
         translator, batch = require_seq2seq(model), prepared.batch
         source, output = teacher_forced(translator, batch)
-        scores = exit_scores(translator, output, batch, self.layers, self.smoothing)
+        scores = exit_scores(translator, output, batch, self.layers, self.smoothing, self.learn_from)
         weights = scores.loss.new_tensor(self._weights)
         metrics = {
             "accuracy": Share(scores.are_right[-1].sum(), prepared.count),
@@ -122,7 +128,7 @@ class DepthLearning(Objective[PairBatch, TeacherForced]):
         return sums
 
     def for_evaluation(self) -> "DepthLearning":
-        # without smoothing, whatever was trained with
+        # all heads against the right tokens, without smoothing, whatever was trained with
         return DepthLearning(self.config, smoothing=0.0, weighting=self.weighting, depth=self.depth, oracle=self.oracle)
 
     @property
@@ -173,38 +179,62 @@ def teacher_forced(model: Seq2Seq, batch: PairBatch) -> tuple[Tensor, EncoderOut
 
 
 def exit_scores(
-    model: Seq2Seq, output: EncoderOutput, batch: PairBatch, layers: Sequence[int], smoothing: float
+    model: Seq2Seq,
+    output: EncoderOutput,
+    batch: PairBatch,
+    layers: Sequence[int],
+    smoothing: float,
+    learn_from: LearnFrom = "labels",
 ) -> ExitScores:
     """Score the right tokens by every exit and by the last head, a few tokens at a time."""
     expected = batch.expected.flatten()
     vocabulary = model.decoder_vocabulary
     size = max(1, CHUNK_SCORES[expected.device.type] // vocabulary)
 
-    def chunk(layer: int | None, states: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        scores = model.scores(states) if layer is None else model.exit_scores(layer, states)
-        scores = scores[:, :vocabulary]  # the last axis may be padded with -inf
-        loss = from_scores(scores, targets, smoothing).loss
-        with torch.no_grad():
-            total, is_target = wide(scores).logsumexp(-1), targets != IGNORED
-            likeliest, token = wide(scores).max(-1)
-            right = wide(scores).gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
-        rows = torch.where(is_target, torch.stack([right - total, (likeliest - total).exp()]), 0.0)
-        return loss, rows, torch.where(is_target, token, 0)
+    def chunk(targets: Tensor, last_states: Tensor, *exit_states: Tensor) -> tuple[Tensor, ...]:
+        last = model.scores(last_states)[:, :vocabulary]  # the last axis may be padded with -inf
+        soft_targets = wide(last.detach()).softmax(-1) if learn_from == "answers" else None
+        losses, rows, tokens = [], [], []
+        for layer, states in zip(layers, exit_states, strict=True):
+            scores = model.exit_scores(layer, states)[:, :vocabulary]
+            if soft_targets is None:
+                losses.append(from_scores(scores, targets, smoothing).loss)
+            else:
+                losses.append(_soft_loss(scores, soft_targets, targets))
+            own_rows, own_tokens = _predictions(scores, targets)
+            rows.append(own_rows)
+            tokens.append(own_tokens)
+        losses.append(from_scores(last, targets, smoothing).loss)
+        own_rows, own_tokens = _predictions(last, targets)
+        return torch.stack(losses), torch.stack([*rows, own_rows], dim=1), torch.stack([*tokens, own_tokens])
 
-    def recomputed(layer: int | None, states: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        return checkpoint(chunk, layer, states, targets, use_reentrant=False, preserve_rng_state=False)
+    def recomputed(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return checkpoint(chunk, *tensors, use_reentrant=False, preserve_rng_state=False)
 
     score = chunk if (len(layers) + 1) * len(expected) * vocabulary <= KEPT_SCORES else recomputed
-    losses, tables, predictions = [], [], []
-    for layer in (*layers, None):
-        states = _flat(output.last if layer is None else output.normalised(layer))
-        parts = [score(layer, *part) for part in zip(states.split(size), expected.split(size), strict=True)]
-        losses.append(torch.stack([loss for loss, _, _ in parts]).sum())
-        tables.append(torch.cat([table for _, table, _ in parts], dim=-1))
-        predictions.append(torch.cat([tokens for _, _, tokens in parts]))
-    likelihoods, probabilities = torch.stack(tables, dim=1).unbind()
-    predicted = torch.stack(predictions)
-    return ExitScores(torch.stack(losses), likelihoods, probabilities, predicted == expected, predicted)
+    states = [_flat(output.last), *(_flat(output.normalised(layer)) for layer in layers)]
+    parts = [score(*part) for part in zip(expected.split(size), *(each.split(size) for each in states), strict=True)]
+    losses, tables, predictions = zip(*parts, strict=True)
+    likelihoods, probabilities = torch.cat(tables, dim=-1).unbind()
+    predicted = torch.cat(predictions, dim=-1)
+    return ExitScores(torch.stack(losses).sum(0), likelihoods, probabilities, predicted == expected, predicted)
+
+
+def _soft_loss(scores: Tensor, soft_targets: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the cross-entropies to soft targets, (rows, vocabulary), where there is a right token."""
+    losses = -(soft_targets * wide(scores).log_softmax(-1)).sum(-1)
+    return torch.where(targets != IGNORED, losses, 0.0).sum()
+
+
+@torch.no_grad()
+def _predictions(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of the right and the probability of the likeliest token, (2, rows), and the latter."""
+    scores, is_target = wide(scores), targets != IGNORED
+    total = scores.logsumexp(-1)
+    likeliest, token = scores.max(-1)
+    right = scores.gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
+    rows = torch.where(is_target, torch.stack([right - total, (likeliest - total).exp()]), 0.0)
+    return rows, torch.where(is_target, token, 0)
 
 
 def oracle_exits(values: Tensor, layers: Sequence[int], extra_cost: float) -> Tensor:

@@ -32,7 +32,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.models.heads.decoder_exits import Choose, DecoderExits, DecoderExitsConfig, DepthRule, GeometricChooser
 from bertsmith.models.seq2seq import Seq2Seq, Steps
-from bertsmith.objectives.depth import DepthLearning, OracleConfig, exit_scores, teacher_forced
+from bertsmith.objectives.depth import DepthLearning, LearnFrom, OracleConfig, exit_scores, teacher_forced
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkSettings
 from bertsmith.tasks.base import Evaluation
@@ -87,6 +87,9 @@ class DecoderExitSettings(ShrinkSettings):
     exits: DecoderExitHeadsConfig = DecoderExitHeadsConfig()
     leave: DepthRuleConfig = DepthRuleConfig()
     oracle: OracleConfig = OracleConfig()
+    learn_from: LearnFrom = "labels"
+    """Targets of the exits: the right tokens, or the last head's probabilities, which the last head itself does not
+    learn from."""
     weighting: Literal["even", "by_depth"] = "even"
     """Weights of the exits in the loss: equal, or proportional to the number of blocks."""
     batch: BatchConfig = BatchConfig(tokens=4096)
@@ -141,6 +144,7 @@ def depth_objective(settings: DecoderExitSettings, model: Seq2Seq) -> DepthLearn
     return DepthLearning(
         decoder_exits_config(model),
         smoothing=settings.translation.smoothing,
+        learn_from=settings.learn_from,
         weighting=settings.weighting,
         depth=len(model.decoder.blocks),
         oracle=settings.oracle,

@@ -84,9 +84,34 @@ def test_aligned_loss_is_the_mean_over_heads(made: tuple[Model, Pairs], weightin
     torch.testing.assert_close(loss, (weights[0] * exit_loss + weights[1] * last) / sum(weights))
 
 
-def test_chunks_change_nothing(made: tuple[Model, Pairs], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_soft_targets_without_a_gradient(made: tuple[Model, Pairs]) -> None:
+    model, batch = with_exits(made[0]), batches(made, "packed")[0]
+    objective = learning(model, learn_from="answers")
+    loss = objective(model, objective.prepare(batch, 0))["next_token"].loss
+    _, output = depth.teacher_forced(model, batch)
+    scores, last = model.exit_scores(1, output.normalised(1)), target_scores(model, batch)
+    is_target = batch.expected != IGNORED
+    soft = torch.nn.functional.cross_entropy(scores[is_target], last[is_target].softmax(-1).detach(), reduction="sum")
+    expected = (soft + from_scores(last, batch.expected, 0.1).loss) / 2
+    torch.testing.assert_close(loss, expected)
+    own, theirs = gradients(model, loss), gradients(model, expected)
+    for parameter, gradient in theirs.items():
+        torch.testing.assert_close(own[parameter], gradient)
+
+
+def test_evaluation_compares_all_heads_with_the_right_tokens(made: tuple[Model, Pairs]) -> None:
+    model, batch = with_exits(made[0]), batches(made, "packed")[0]
+    sums = []
+    for learn_from in ("answers", "labels"):
+        objective = learning(model, learn_from=learn_from).for_evaluation()
+        sums.append(objective(model, objective.prepare(batch, 0))["next_token"].loss)
+    torch.testing.assert_close(*sums, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("learn_from", ["labels", "answers"])
+def test_chunks_change_nothing(made: tuple[Model, Pairs], learn_from: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = with_exits(made[0], "geometric"), batches(made, "packed")[0]
-    objective = learning(model)
+    objective = learning(model, learn_from=learn_from)
     whole = objective(model, objective.prepare(batch, 0))
     monkeypatch.setattr(depth, "CHUNK_SCORES", {"cpu": 3 * model.config.decoder.vocabulary})
     monkeypatch.setattr(depth, "KEPT_SCORES", 0)

@@ -1,5 +1,6 @@
 """Contract of tasks, for every task kind; the samples are in task_cases.py."""
 
+import copy
 import json
 import tomllib
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from torch import Tensor
 import bertsmith
 from bertsmith.answers.sequences import Features
 from bertsmith.data.examples import ExampleConfig
+from bertsmith.errors import InputError
+from bertsmith.models.heads.task import ScoringHead
 from bertsmith.models.model import Model
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
@@ -24,7 +27,9 @@ from bertsmith.tasks.outputs import item_outputs
 from bertsmith.tasks.predictor import Predictor, TaskRecord
 from bertsmith.text.rows import Table, table_of
 from bertsmith.toml import override, to_toml
+from bertsmith.training.evaluator import MeanLoss
 from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data
+from bertsmith.training.head_start import fit_scores
 from bertsmith.training.trainer import Trainer
 
 SETTINGS = [
@@ -167,6 +172,24 @@ def test_two_steps_change_weights_and_stay_finite(trained: TrainedCase) -> None:
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses
     assert np.isfinite(losses).all()
+
+
+def test_regression_lowers_the_loss_of_scores_and_changes_nothing_else(trained: TrainedCase) -> None:
+    model, objective = copy.deepcopy(trained.model), trained.task.objective(trained.examples)
+    features = trained.features(trained.examples)
+    if not isinstance(model.task_head, ScoringHead):
+        with pytest.raises(InputError, match="use 'random'"):
+            fit_scores(model, objective, features, ExampleConfig(), seed=0)
+        return
+    before = MeanLoss(objective.for_model(model))
+    item_outputs(model, features, ExampleConfig(), before)
+    fit_scores(model, objective, features, ExampleConfig(layout="padded"), seed=0)
+    after = MeanLoss(objective.for_model(model))
+    item_outputs(model, features, ExampleConfig(), after)
+    assert after.value < before.value
+    own = dict(trained.model.named_parameters())
+    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, own[name])}
+    assert changed == {name for name in own if ".score." in name}
 
 
 def test_reloaded_predictor_gives_the_same_answers(trained: TrainedCase, tmp_path: Path) -> None:

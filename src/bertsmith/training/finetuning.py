@@ -48,6 +48,7 @@ from bertsmith.training.distillation import (
     teaching_cost,
 )
 from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.head_start import fit_scores
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
 from bertsmith.training.quantising import (
@@ -85,10 +86,12 @@ class HeadChoice(Record):
     """For embeddings: output size of a learned projection of that vector. None for no projection."""
     features: FeaturesConfig = FeaturesConfig()
     recurrent: RecurrentConfig | None = None
+    start: Literal["random", "regression"] = "random"
+    """Weights of the scores at the start: random, or fitted by a regression on the outputs of the frozen encoder."""
 
     def applied(self, head: HeadConfig) -> HeadConfig:
         """Return a task's head with the changes applied."""
-        options = {name: getattr(self, name) for name in HeadChoice.model_fields}
+        options = {name: getattr(self, name) for name in HeadChoice.model_fields if name != "start"}
         changes = {name: value for name, value in options.items() if value is not None}
         for name, owners in _HEAD_OPTIONS.items():
             if name in changes and not isinstance(head, owners):
@@ -341,6 +344,9 @@ def _make_encoder_task(
     if settings.quantisation is not None:
         plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
         calibrate_ranges(model, plan, settings.quantisation.calibration)
+    if settings.head.start == "regression":
+        model = model.to(device_type(device))
+        fit_scores(model, task.objective(data.train), train, sequences, settings.run.seed)
     objective = training_objective(task.objective(data.train), settings, teacher)
     evaluator = Evaluator(task, data.dev, dev, sequences, objective.for_evaluation())
     cost, teacher_evaluation = settings.adversarial.cost, None

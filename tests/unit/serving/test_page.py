@@ -5,39 +5,31 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import httpx
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api")
 
+from browser_pages import WatchedPage, needs_chromium, open_browser
 from page_models import Exported, running, served
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from task_cases import TASK_CASES
 
 from bertsmith.bundled import model_folder
-from bertsmith.report.attention import render_attention_page
-from bertsmith.report.study import MapStudy
-from bertsmith.report.study_page import render_study_page
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.settings import ServeSettings
 
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"needs a Chromium at {CHROMIUM}")
+pytestmark = needs_chromium
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +43,6 @@ def address() -> Iterator[str]:
     ]
     with running(models) as url:
         yield url
-
-
-class WatchedPage:
-    """A page with its console warnings, errors and requests."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.messages: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self._record(message.type, message.text))
-        page.on("pageerror", lambda error: self.messages.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def _record(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.messages.append(text)
 
 
 @pytest.fixture
@@ -315,34 +291,3 @@ def test_key_is_requested_and_stored_in_the_tab(browser: Browser) -> None:
         page.click("#forget")
         expect(page.locator("#key-value")).to_be_visible()
         page.close()
-
-
-def test_explorer_script_works_in_a_report(browser: Browser, tmp_path: Path) -> None:
-    """Reports share the script; their maps, convolution kernels included, are part of the file."""
-    weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 4))
-    path = tmp_path / "attention.html"
-    maps = {"attention": [weights, weights], "convolution": [weights, weights]}
-    text = render_attention_page(["[CLS]", "a", HOSTILE, "[SEP]"], maps, title="t", facts={})
-    path.write_text(text, encoding="utf-8")
-    watched = WatchedPage(browser.new_page())
-    watched.page.goto(path.as_uri())
-    expect(watched.page.locator(".attention-grid canvas")).to_have_count(4)
-    watched.page.click("tr[data-layer='1'][data-head='1'] button >> visible=true")
-    expect(watched.page.locator(".choose-layer")).to_have_value("1")
-    assert watched.page.locator("td.share").first.evaluate("e => e.style.getPropertyValue('--share')")
-    watched.page.close()
-    assert watched.messages == []
-
-
-def test_study_script_draws_short_texts(browser: Browser, tmp_path: Path) -> None:
-    study = MapStudy(4)
-    study.add([{"attention": torch.full((1, 2, 4, 4), 0.25)}], torch.ones(1, 4, dtype=torch.bool))
-    path = tmp_path / "study.html"
-    path.write_text(render_study_page({"model": study}, {}), encoding="utf-8")
-    watched = WatchedPage(browser.new_page())
-    watched.page.goto(path.as_uri())
-    watched.page.focus("canvas")
-    watched.page.keyboard.press("ArrowDown")
-    expect(watched.page.locator(".study-readout")).to_have_text("query 2 → key 1: 0.25")
-    watched.page.close()
-    assert watched.messages == []

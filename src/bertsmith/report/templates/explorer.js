@@ -1,5 +1,6 @@
 // Draw the maps of `data` into the markup of explorer.html inside `root`; return a function that removes all listeners.
-// `state` holds the selection; pass the same object for the next text to keep the selected head.
+// `state` holds the selection; pass the same object for the next text to keep the selected head. makeSortable is in
+// tables.js, which pages load before this file.
 function explore(root, data, state = {}) {
   const find = selector => root.querySelector(selector), abort = new AbortController();
   const { tokens, layers } = data, length = tokens.length, AVERAGE = -1;
@@ -247,18 +248,7 @@ function explore(root, data, state = {}) {
   for (const button of views) button.onclick = () => choose({ view: button.dataset.view });
   for (const row of rows)
     row.querySelector("button").onclick = () => choose({ layer: +row.dataset.layer, head: +row.dataset.head });
-  for (const table of root.querySelectorAll(".attention-table table")) {
-    const headers = [...table.querySelectorAll("th")], body = table.tBodies[0];
-    headers.forEach((header, column) => header.firstChild.onclick = () => {
-      // statistics are sorted descending at first
-      const current = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");
-      const order = current === "ascending" ? "descending" : "ascending";
-      headers.forEach(other => other.removeAttribute("aria-sort"));
-      header.setAttribute("aria-sort", order);
-      const value = row => +row.cells[column].dataset.value;
-      body.append(...[...body.rows].sort((a, b) => (order === "ascending" ? 1 : -1) * (value(a) - value(b))));
-    });
-  }
+  root.querySelectorAll(".attention-table table").forEach(makeSortable);
   for (const cell of root.querySelectorAll("td.share")) cell.style.setProperty("--share", cell.dataset.value);
   let lastWidth = 0;
   const observer = new ResizeObserver(() => {

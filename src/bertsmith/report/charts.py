@@ -51,6 +51,8 @@ class Marker:
     """A class of charts.css: "hollow" or "pale"."""
     label: str = ""
     """Draws a ring around the marker and this label beside it."""
+    key: int | None = None
+    """Number by which the script of a page finds a marker that has a shape."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def marker_chart(
     if y_reference is not None:
         elements.append(_horizontal_line(y_reference, plane, label_at_start))
     elements += [_marker(marker, plane) for marker in markers]
-    return _figure(elements, height, f"{y_label} by {x_label}, {len(markers)} points", legend=legend)
+    ends = f' data-x-end="{plane.x_ticks[-1]:.10g}" data-y-ends="{plane.y_ticks[0]:.10g} {plane.y_ticks[-1]:.10g}"'
+    return _figure(elements, height, f"{y_label} by {x_label}, {len(markers)} points", legend=legend, data=ends)
 
 
 def scatter_chart(values: Sequence[Point], *, x_label: str, y_label: str, height: int = 420) -> Markup:
@@ -373,10 +376,17 @@ def _empty(message: str) -> Markup:
 
 
 def _figure(
-    elements: Sequence[str], height: int, summary: str, *, legend: Markup | None = None, style: str = ""
+    elements: Sequence[str],
+    height: int,
+    summary: str,
+    *,
+    legend: Markup | None = None,
+    style: str = "",
+    data: str = "",
 ) -> Markup:
+    """Return the figure; `data` are attributes for the script of a page."""
     return Markup(
-        f'<figure class="chart{style}" style="--height:{height}px">{legend or ""}'
+        f'<figure class="chart{style}" style="--height:{height}px"{data}>{legend or ""}'
         f'<svg class="axes" role="img" aria-label="{escape(summary)}">{"".join(elements)}</svg></figure>'
     )
 
@@ -440,7 +450,8 @@ def _marker(marker: Marker, plane: Plane) -> str:
             f"{escape(marker.label)}</text>"
         )
     shape = f'<path {look} d="{marker.shape}"/>' if marker.shape else f'<circle {look} r="{marker.radius:g}"/>'
-    return f'<svg x="{x}%" y="{y}" overflow="visible">{shape}{label}{title}</svg>'
+    key = "" if marker.key is None else f' data-key="{marker.key}"'
+    return f'<svg x="{x}%" y="{y}" overflow="visible"{key}>{shape}{label}{title}</svg>'
 
 
 def _horizontal_line(reference: Reference, plane: Plane, at_start: bool) -> str:

@@ -316,7 +316,7 @@ def _score_bar(report: TaskReport) -> ScoreBar | None:
 def _constant_answer(
     task: Task[Example], examples: Sequence[Example], answers: Sequence[Answer], decisions: Decisions | None
 ) -> str | None:
-    """Return the answer of a model that gives the same one everywhere; None if answers differ or all targets are equal."""
+    """Return the answer of a model that gives the same one everywhere, although the targets differ; else None."""
     if not answers or not has_constant_answers(task, examples, answers):
         return None
     if decisions is None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import torch
 pytest.importorskip("playwright.sync_api")
 
 from browser_pages import SCROLLS_SIDEWAYS, WatchedPage, needs_chromium, open_browser
-from helpers_pages import HOSTILE
+from helpers_pages import HOSTILE, candidate, fit_outcome
 from playwright.sync_api import Browser, Page, expect
 
 from bertsmith.report.attention import render_attention_page
 from bertsmith.report.finetuning import build_task_report, render_finetuning_page
+from bertsmith.report.fit import render_fit_page
 from bertsmith.report.study import MapStudy
 from bertsmith.report.study_page import render_study_page
 from bertsmith.tasks.classification import Classification, LabelledText
@@ -78,6 +80,49 @@ def test_cells_of_a_confusion_matrix_show_their_examples(opened: Open) -> None:
     page.click(".classes th button:has-text('Recall')")
     shares = [float(text) for text in page.locator(".classes tbody td:nth-child(4)").all_text_contents()]
     assert shares == sorted(shares, reverse=True)
+
+
+def test_limits_and_engines_choose_again(opened: Open) -> None:
+    names = {"whole": (90.0, 20.0, "torch"), "quick": (89.0, 8.5, "onnxruntime"), "half": (88.0, 7.0, "torch")}
+    names |= {"tiny": (80.0, 3.0, "onnxruntime")}
+    measured = {"whole": False, "half": True}  # whether they met the budget
+    rows = [
+        replace(
+            candidate(name, score, latency, is_chosen=name == "half", holds=measured.get(name)),
+            engine=engine,
+            is_measured=name in measured,
+        )
+        for name, (score, latency, engine) in names.items()
+    ]
+    found = replace(fit_outcome(chosen=rows[2]), candidates=tuple(rows), reference=rows[0])
+    page = opened(render_fit_page(found, "mine"))
+    chosen, command = page.locator(".choice .chosen"), page.locator(".command pre")
+    base = "bertsmith fit run/elastic --data task"
+    expect(chosen).to_contain_text("half, torch float32measured")
+    expect(chosen).to_contain_text("7.00 ms2.9 × faster")
+    expect(command).to_have_text(f"{base} --latency-ms 8 --out mine-new")
+    latency = page.locator("[data-limit=latency] input")
+    latency.press("ArrowRight")  # the estimate of a better candidate is now within the limit
+    latency.press("ArrowRight")
+    latency.press("ArrowRight")
+    expect(chosen).to_contain_text("quick, onnxruntime float32estimated")
+    expect(page.locator(".candidates tr.chosen")).to_contain_text("quick")
+    expect(page.locator("svg[data-key='1'] .ring")).to_have_count(1)
+    page.uncheck("[value=onnxruntime]")
+    expect(chosen).to_contain_text("half, torch")
+    expect(command).to_have_text(re.compile(rf"{base} --latency-ms \S+ --engine torch --out mine-new"))
+    latency.press("End")
+    expect(chosen).to_contain_text("whole, torch")
+    expect(command).to_be_hidden()
+    page.locator("[data-limit=floor] input").press("ArrowRight")
+    expect(chosen).to_contain_text("half, torch")  # with a minimum score, the fastest
+    expect(command).to_have_text(f"{base} --at-least 80 --engine torch --out mine-new")
+    latency.press("Home")
+    expect(chosen).to_have_text("No candidate meets these limits.")
+    page.click("text=Reset to the budget")
+    expect(chosen).to_contain_text("half, torch float32measured")
+    page.locator(".candidates").evaluate("e => e.scrollLeft = 400")
+    assert page.locator(".candidates").evaluate("e => e.scrollLeft") > 0
 
 
 def test_explorer_shows_the_maps_of_the_file(opened: Open) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bertsmith.report import fit
 from bertsmith.report.elastic import size_grid
-from bertsmith.report.page import format_duration, format_megabytes, render
+from bertsmith.report.page import format_duration, format_megabytes, format_size_share, render
 from bertsmith.report.pretraining import FilledMask
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome
@@ -177,7 +177,7 @@ def headline(report: DemoReport) -> str:
     speed, size = whole.latency_ms / best.latency_ms, best.size_mb / whole.size_mb
     points = round(best.score - report.score, 1)
     change = f"{points:+.1f} points".replace("-", "−") if points else "the same score"
-    share = f" at {100 * size:.0f}\u00a0% of the size" if size < 0.95 else ""
+    share = f" at {format_size_share(size)}" if size < 0.95 else ""
     return f"{speed:.1f}\u00a0× faster{share}, {change}"
 
 

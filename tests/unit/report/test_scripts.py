@@ -130,6 +130,11 @@ def test_explorer_shows_the_maps_of_the_file(opened: Open) -> None:
     maps = {"attention": [weights, weights], "convolution": [weights, weights]}
     page = opened(render_attention_page(["[CLS]", "a", HOSTILE, "[SEP]"], maps, title="t", facts={}))
     expect(page.locator(".attention-grid canvas")).to_have_count(4)
+    words = weights[:, 1:3, 1:3] * (1 - np.eye(2))  # between two words, not special tokens
+    head, query, key = np.unravel_index(words.argmax(), words.shape)
+    expect(page.locator(".choose-head")).to_have_value(str(head))
+    expect(page.locator(".attention-readout")).to_contain_text(f"({query + 2}) → ")
+    expect(page.locator(".attention-readout")).to_contain_text(f"({key + 2}): ")
     page.click("tr[data-layer='1'][data-head='1'] button >> visible=true")
     expect(page.locator(".choose-layer")).to_have_value("1")
     assert page.locator("td.share").first.evaluate("e => e.style.getPropertyValue('--share')")

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 import httpx
@@ -14,13 +13,20 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api")
 
 from browser_pages import WatchedPage, needs_chromium, open_browser
-from page_models import Exported, running, served
+from page_models import elastic_record, network, running, served
 from playwright.sync_api import Browser, Page, expect
 from task_cases import TASK_CASES
 
+import bertsmith
 from bertsmith.bundled import model_folder
+from bertsmith.engines.artefact import write_artefact
+from bertsmith.engines.base import Artefact
+from bertsmith.files import write_json
+from bertsmith.serving.http.explore import describe_model
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.settings import ServeSettings
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 
 pytestmark = needs_chromium
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -80,30 +86,71 @@ def test_typing_shows_a_prediction_and_the_last_text_wins(watched: WatchedPage) 
     expect(page.locator(".token-count")).to_contain_text("tokens")
 
 
-KINDS = ["classification of pairs", "tagging", "parsing", "regression", "multi_label", "choice", "spans"]
+KINDS = [
+    "classification of pairs", "tagging", "parsing", "regression", "multi_label", "choice", "spans",
+    "embedding of alike texts",
+]  # fmt: skip
 
 
-def test_every_kind_of_model_answers_on_the_page(browser: Browser) -> None:
-    """The bundled model, whose generator fills masks at one size, every task, and a graph without PyTorch."""
-    exported = served("classification", name="exported")
-    assert exported.model is not None
+@pytest.fixture(scope="module")
+def opened_folders(tmp_path_factory: pytest.TempPathFactory) -> list[ServedModel]:
+    """Models that `serve` opens from folders: bundled, exported in every format, and an elastic one."""
+    root = tmp_path_factory.mktemp("folders")
+    plain = served("classification", name="plain")
+    assert plain.model is not None
+    assert plain.task is not None
+    record = TaskRecord(task=plain.task)
+    for name in ("classifier", "elastic"):
+        bertsmith.save(plain.model, root / name)
+        write_task_record(record, root / name)
+    write_json(root / "elastic" / ELASTIC_FILE, elastic_record(plain.model).plain())
+    for engine in ("torch", "onnxruntime"):  # as `fit` writes them
+        folder = root / f"fitted-{engine}"
+        folder.mkdir()
+        write_artefact(plain.model, folder, Artefact.parse({"engine": engine, "precision": "int8"}))
+        write_task_record(record, folder)
+    bertsmith.export(root / "classifier", root / "hf", to="hf")
+    bertsmith.export(root / "classifier", root / "onnx", to="onnx")
+    bertsmith.export(network("bert-tiny"), root / "onnx-encoder", to="onnx")
+    folders = [model_folder("small"), *sorted(root.iterdir())]
+    return [ServedModel.open(folder, device="cpu") for folder in folders]
+
+
+def test_every_kind_of_model_answers_on_the_page(browser: Browser, opened_folders: list[ServedModel]) -> None:
+    """Every operation of every kind of model, at the whole and at the smallest size of the page."""
     models = [
-        ServedModel.open(model_folder("small"), device="cpu"),
+        *opened_folders,
         *(served(kind, name=kind) for kind in KINDS),
-        replace(exported, runner=Exported(exported.model)),
+        served(None, "deberta-base", name="pre-trained"),
+        served("tagging", name="elastic tagger", is_elastic=True),
     ]
+    assert {model.name for model in models} >= {"small", "classifier", "elastic", "hf", "onnx", "fitted-torch"}
     context = browser.new_context()
     with running(models) as url:
         page = context.new_page()
+        watched = WatchedPage(page)
         page.goto(url)
         for model in models:
             choose(page, model.name)
-            for index in range(page.locator(".operations button").count() if len(model.operations) > 1 else 0):
-                page.locator(".operations button").nth(index).click()
-                expect(page.locator(".answer")).not_to_be_empty()
-                expect(page.locator(".answer[aria-busy]")).to_have_count(0)
-                expect(page.locator("#problem")).to_be_hidden()
-    context.close()
+            buttons = page.locator(".operations button").all()
+            assert len(buttons) == len(describe_model(model).works)
+            for button in buttons:
+                if button.is_visible():
+                    button.click()
+                check_answer(page)
+                if page.locator("#size-width").count():
+                    for name in ("width", "depth"):
+                        page.locator(f"#size-{name}").press("Home")
+                    check_answer(page)
+                    expect(page.locator(".metrics .compared")).to_contain_text(re.compile("the same|differs"))
+        assert watched.messages == []
+        context.close()
+
+
+def check_answer(page: Page) -> None:
+    expect(page.locator(".answer > *").first).to_be_visible()
+    expect(page.locator(".answer[aria-busy]")).to_have_count(0)
+    expect(page.locator("#problem")).to_be_hidden()
 
 
 def test_snippets_repeat_the_request_of_the_page(watched: WatchedPage) -> None:

@@ -142,6 +142,15 @@ class DemoReport:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A value of the fitted model, and of the fine-tuned model in PyTorch before it."""
+
+    name: str
+    after: str
+    before: str
+
+
+@dataclass(frozen=True)
 class StepRow:
     """A row of the list of steps; `link` is the path of the step's own report, or ""."""
 
@@ -158,6 +167,7 @@ def render_demo_page(report: DemoReport) -> str:
         name=report.folder.resolve().name,
         headline=headline(report),
         lead=_lead(report),
+        changes=_changes(report),
         front=fit.front_chart(report.fitted),
         sizes=size_grid(report.elastic, has_latency=False),
         steps=[_step_row(report.folder, step) for step in report.steps],
@@ -179,6 +189,15 @@ def headline(report: DemoReport) -> str:
     change = f"{points:+.1f} points".replace("-", "−") if points else "the same score"
     share = f" at {format_size_share(size)}" if size < 0.95 else ""
     return f"{speed:.1f}\u00a0× faster{share}, {change}"
+
+
+def _changes(report: DemoReport) -> list[Change]:
+    best, whole = report.fitted.best, report.whole
+    return [
+        Change("Latency per message", f"{best.latency_ms:.2f} ms", f"{whole.latency_ms:.2f} ms"),
+        Change("Size", f"{format_megabytes(best.size_mb)} MB", f"{format_megabytes(whole.size_mb)} MB"),
+        Change(f"{report.metric.capitalize()} on dev", f"{best.score:.1f}", f"{report.score:.1f}"),
+    ]
 
 
 def _lead(report: DemoReport) -> str:

@@ -14,7 +14,7 @@ from bertsmith.answers.sequences import Answer
 from bertsmith.report.charts import LogRow, Panel, Series, column, line_chart, scatter_chart, strip_chart
 from bertsmith.report.page import format_count, render, shorten
 from bertsmith.report.trees import ParsingReport, build_parsing_report, right_branching_score
-from bertsmith.tasks.base import Decision, Decisions, Evaluation, Example, Task
+from bertsmith.tasks.base import Evaluation, Example, PredictedLabel, PredictedLabels, Task
 from bertsmith.tasks.degenerate import has_constant_answers
 from bertsmith.tasks.metrics.classes import ClassCounts
 from bertsmith.tasks.parsing import Parsing
@@ -157,8 +157,8 @@ def build_task_report(
     settings: str = "",
 ) -> TaskReport:
     """Collect the contents of the page from the answers of a model."""
-    decisions = task.decisions(examples, answers)
-    confusion = None if decisions is None else _confusion(task, examples, decisions)
+    predicted_labels = task.predicted_labels(examples, answers)
+    confusion = None if predicted_labels is None else _confusion(task, examples, predicted_labels)
     values = [] if confusion is not None else _numeric_values(task, examples, answers)
     severity = [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)]
     error_indices = [index for index, value in enumerate(severity) if value > 0]
@@ -181,7 +181,7 @@ def build_task_report(
         evaluation.metrics,
         interval=interval,
         baseline=_baseline(task, examples, answers, confusion, evaluation.metric),
-        constant=_constant_answer(task, examples, answers, decisions),
+        constant=_constant_answer(task, examples, answers, predicted_labels),
         confusion=confusion,
         values=values,
         errors=errors,
@@ -314,14 +314,17 @@ def _score_bar(report: TaskReport) -> ScoreBar | None:
 
 
 def _constant_answer(
-    task: Task[Example], examples: Sequence[Example], answers: Sequence[Answer], decisions: Decisions | None
+    task: Task[Example],
+    examples: Sequence[Example],
+    answers: Sequence[Answer],
+    predicted_labels: PredictedLabels | None,
 ) -> str | None:
     """Return the answer of a model that gives the same one everywhere, although the targets differ; else None."""
     if not answers or not has_constant_answers(task, examples, answers):
         return None
-    if decisions is None:
+    if predicted_labels is None:
         return shorten(format_answer(answers[0]["answer"]), MAX_ANSWER)
-    return decisions.labels[decisions.items[0].predicted]
+    return predicted_labels.labels[predicted_labels.items[0].predicted]
 
 
 def _alerts(report: TaskReport) -> list[str]:
@@ -409,24 +412,24 @@ def _curves(report: TaskReport) -> list[Panel]:
     return [*panels, Panel("Loss", chart)]
 
 
-def _confusion(task: Task[Example], examples: Sequence[Example], decisions: Decisions) -> Confusion:
-    """Count the decisions and choose the examples that are listed for each cell."""
-    cells: dict[tuple[int, int], list[Decision]] = defaultdict(list)
-    for item in decisions.items:
+def _confusion(task: Task[Example], examples: Sequence[Example], predicted_labels: PredictedLabels) -> Confusion:
+    """Count the predicted labels and choose the examples that are listed for each cell."""
+    cells: dict[tuple[int, int], list[PredictedLabel]] = defaultdict(list)
+    for item in predicted_labels.items:
         cells[item.target, item.predicted].append(item)
     limit = min(MAX_CELL_ROWS, max(1, MAX_LISTED_ROWS // max(1, len(cells))))
 
-    def row(item: Decision) -> CellRow:
-        before, word, after = task.describe_decision(examples[item.example], item)
+    def row(item: PredictedLabel) -> CellRow:
+        before, word, after = task.describe_label(examples[item.example], item)
         if word:
             before, after = before[-MAX_CELL_TEXT // 2 :], shorten(after, MAX_CELL_TEXT // 2)
         return CellRow(cut_middle(before, MAX_CELL_TEXT), word, after, f"{100 * item.confidence:.1f} %")
 
-    def rank(item: Decision) -> float:
+    def rank(item: PredictedLabel) -> float:
         return item.confidence if item.target == item.predicted else -item.confidence
 
     rows = {cell: [row(item) for item in heapq.nsmallest(limit, items, key=rank)] for cell, items in cells.items()}
-    return Confusion(decisions.labels, decisions.counts, rows)
+    return Confusion(predicted_labels.labels, predicted_labels.counts, rows)
 
 
 def _confusion_table(confusion: Confusion) -> ConfusionTable:

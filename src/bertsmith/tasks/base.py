@@ -63,7 +63,7 @@ class Evaluation:
         return self.metrics[self.metric]
 
 
-class Decision(NamedTuple):
+class PredictedLabel(NamedTuple):
     """The label that a model predicted for an example or for one word of it, as indices of labels."""
 
     target: int
@@ -76,11 +76,11 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decisions:
+class PredictedLabels:
     """All predicted labels on a split."""
 
     labels: tuple[str, ...]
-    items: Sequence[Decision]
+    items: Sequence[PredictedLabel]
 
     @property
     def counts(self) -> np.ndarray:
@@ -187,11 +187,11 @@ class Task(Record, ABC, Generic[Example]):
         """Return 0 for a correct answer, else the confidence of the model, to list the most confident errors."""
         return 0.0 if answer["answer"] == self.gold(example) else float(answer.get("score", 1.0))
 
-    def decisions(self, examples: Sequence[Example], answers: Sequence[AnswerData]) -> Decisions | None:
+    def predicted_labels(self, examples: Sequence[Example], answers: Sequence[AnswerData]) -> PredictedLabels | None:
         """Return every predicted label with the correct one; None if answers are not labels."""
         return None
 
-    def describe_decision(self, example: Example, decision: Decision) -> tuple[str, str, str]:
+    def describe_label(self, example: Example, label: PredictedLabel) -> tuple[str, str, str]:
         """Return the text of an example around the labelled word: before it, the word, after it."""
         return self.describe(example), "", ""
 

@@ -14,7 +14,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
-from bertsmith.tasks.base import AnswerData, Decision, Decisions, Encoding, Evaluation, RowData
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, PredictedLabel, PredictedLabels, RowData
 from bertsmith.tasks.default_heads import classifier_head
 from bertsmith.tasks.metrics.classes import evaluate_classes
 from bertsmith.tasks.texts import (
@@ -114,12 +114,12 @@ class Classification(TextTask[LabelledText]):
     def gold(self, example: LabelledText) -> str:
         return self.labels[example.label]
 
-    def decisions(self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]) -> Decisions:
+    def predicted_labels(self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]) -> PredictedLabels:
         label_index = {name: index for index, name in enumerate(self.labels)}
-        return Decisions(
+        return PredictedLabels(
             self.labels,
             [
-                Decision(example.label, label_index[answer["answer"]], float(answer.get("score", 1.0)), index)
+                PredictedLabel(example.label, label_index[answer["answer"]], float(answer.get("score", 1.0)), index)
                 for index, (example, answer) in enumerate(zip(examples, answers, strict=True))
             ],
         )

@@ -125,7 +125,7 @@ class DemoReport:
 
     @property
     def models(self) -> list[ModelRow]:
-        """The models to compare, each with at most one latency: the one that `fit` measured in fresh processes."""
+        """The models to compare, each with at most one latency, which `fit` measured in fresh processes."""
         best, whole = self.fitted.best, self.whole
         return [
             ModelRow("Nearest message, by vectors of the pre-trained model", self.look.alike),

@@ -27,7 +27,7 @@ from bertsmith.report.charts import (
 )
 from bertsmith.report.finetuning import metric_name
 from bertsmith.report.maps import SEPARATORS, HeadStatistics, compute_maps, head_statistics, text_maps
-from bertsmith.report.page import format_size_share, render
+from bertsmith.report.page import render
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.subnetworks import subnet_name
 
@@ -35,7 +35,7 @@ MAX_TOKENS = 16  # of the text for the attention maps
 MAX_HEADS = 4  # per layer, the most important ones
 PALE_SCORE = 0.9  # share of the best score that gets the palest shade, so that small differences look small
 DARK_SHARE = 0.55  # cells above this shade get light text
-HALF = 0.55  # share of the parameters that counts as at most half
+HALF_TOLERANCE = 0.05  # shares from 45 to 55 % are half
 GOOD_SHARES = (0.99, 0.98, 0.95)
 STAGES = {"width": "Widths", "depth": "Widths and depths", "labels": "Labels"}
 
@@ -84,6 +84,11 @@ class HeadComparison:
         """Mean share of the weight on separators, of the whole and of the small network."""
         whole, small = self.whole_statistics, self.small_statistics
         return fmean(one.separator for one in whole), fmean(one.separator for one in small)
+
+    @property
+    def has_one_head(self) -> bool:
+        """Whether every remaining layer has a single head."""
+        return all(len(pairs) == 1 for _, pairs in self.layers)
 
     @property
     def is_cut(self) -> bool:
@@ -201,14 +206,33 @@ def retained_share(record: ElasticMetadata, score: float) -> float | None:
     return score / record.teacher_score if record.teacher_score > 0 and math.isfinite(record.teacher_score) else None
 
 
-def best_half(record: ElasticMetadata) -> SubnetworkMetadata | None:
-    """Return the best sub-network with at most half of the parameters, else the smallest; None without smaller ones."""
+@dataclass(frozen=True)
+class HalfSize:
+    """The sub-network of the headline, and the words for its size."""
+
+    size: SubnetworkMetadata
+    words: str
+
+
+def best_half(record: ElasticMetadata) -> HalfSize | None:
+    """Return the best sub-network of half the size or half the operations, else the smallest; None without another.
+
+    Sub-networks keep all embeddings, so none may have half of the parameters.
+    """
     whole = largest(record)
     smaller = [size for size in record.grid if size.parameters < whole.parameters and math.isfinite(size.score)]
-    halves = [size for size in smaller if size.parameters <= HALF * whole.parameters]
-    if halves:
-        return max(halves, key=lambda size: (size.score, -size.flops))
-    return min(smaller, key=lambda size: (size.parameters, -size.score), default=None)
+    if not smaller:
+        return None
+    shares: dict[str, Callable[[SubnetworkMetadata], float]] = {
+        "Half the size keeps": lambda size: size.parameters / whole.parameters,
+        "Half the operations keep": lambda size: size.flops / whole.flops,
+    }
+    for words, share in shares.items():
+        halves = [size for size in smaller if abs(share(size) - 0.5) <= HALF_TOLERANCE]
+        if halves:
+            return HalfSize(max(halves, key=lambda size: size.score), words)
+    small = min(smaller, key=lambda size: (size.parameters, -size.score))
+    return HalfSize(small, f"{_ratio(small.parameters, whole.parameters)} of the size keeps")
 
 
 def cheapest_with(record: ElasticMetadata, share: float) -> SubnetworkMetadata | None:
@@ -329,13 +353,12 @@ def size_grid(record: ElasticMetadata, *, has_latency: bool = True) -> SizeGrid:
 def _headline(report: ElasticReport) -> str:
     record = report.record
     half = None if report.alerts else best_half(record)  # shares of a degenerate model's score mean nothing
-    share = None if half is None else retained_share(record, half.score)
+    share = None if half is None else retained_share(record, half.size.score)
     if half is None or share is None:
         sizes = f"on average over {len(record.grid)} sizes of one model" if len(record.grid) > 1 else "at the only size"
         return f"{metric_name(record.metric)} {mean_score(record):.2f} {sizes}"
-    size = format_size_share(half.parameters / largest(record).parameters)
     kept = "all" if share >= 1 else f"{100 * share:.1f}\u00a0%"
-    return f"{size[0].upper()}{size[1:]} keeps {kept} of the score"
+    return f"{half.words} {kept} of the score"
 
 
 def _lead(report: ElasticReport) -> str:
@@ -352,8 +375,8 @@ def _lead(report: ElasticReport) -> str:
             f"{_ratio(size.flops, whole.flops)} of the operations"
         )
 
-    rest = "" if small is half else f" The smallest ({_size_name(small)}) {described(small)}."
-    return f"{text} The sub-network of {_size_name(half)} {described(half)}.{rest}"
+    rest = "" if small is half.size else f" The smallest ({_size_name(small)}) {described(small)}."
+    return f"{text} The sub-network of {_size_name(half.size)} {described(half.size)}.{rest}"
 
 
 def _metrics(record: ElasticMetadata) -> dict[str, str]:

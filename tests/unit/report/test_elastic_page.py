@@ -120,6 +120,17 @@ def test_headline_names_the_share_of_the_score_at_half_the_size(scores: tuple[fl
     assert outline.count("div", "alert") == math.isnan(scores[1])
 
 
+def test_headline_counts_operations_if_no_size_has_half_the_parameters() -> None:
+    of = record(widths=(0.5, 1.0), depths=(1.0,))
+    grid = [{**size.plain(), "parameters": 600_000 + int(400_000 * size.width)} for size in of.grid]
+    assert (
+        "Half the operations keep 87.0\u00a0% of the score"
+        in check(render_elastic_page(report(record(grid=grid)))).visible
+    )
+    grid = [{**size.plain(), "flops": 1e9 + size.width} for size in record(grid=grid).grid]
+    assert "80\u00a0% of the size keeps 87.0\u00a0%" in check(render_elastic_page(report(record(grid=grid)))).visible
+
+
 def test_degenerate_model_is_an_alert_without_shares_in_the_headline() -> None:
     outline = check(render_elastic_page(report(record(), alerts=["degenerate: always the same answer"])))
     assert outline.count("div", "alert") == 1

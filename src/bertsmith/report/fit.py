@@ -21,6 +21,7 @@ SHAPES = {  # SVG paths around (0, 0) by precision
     "int8_static": "M0 6L5.6 -4.4H-5.6Z",
     "int8_weights": "M0 -6.2L6.2 0L0 6.2L-6.2 0Z",
 }
+ENGINE_COLOURS = {"torch": 0, "onnxruntime": 1, "compiled": 2}  # index of the series colour, the same on every page
 MAX_LATENCY_RATIO = 2.5  # to the slower of reference and budget; slower candidates are not drawn
 
 
@@ -55,8 +56,8 @@ def render_fit_page(outcome: FitOutcome, name: str) -> str:
         front=front_chart(outcome),
         alerts=[notice for notice in outcome.notices if notice == DEGENERATE],
         notices=[notice for notice in outcome.notices if notice != DEGENERATE],
-        engines=[(name, series_colour(index)) for index, name in enumerate(_engines(outcome))],
-        precisions=list(dict.fromkeys(row.precision for row in outcome.candidates)),
+        engines=[(name, series_colour(ENGINE_COLOURS[name])) for name in _engines(outcome)],
+        precisions=_precisions(outcome),
         data=_script_data(outcome, name),
         command=_command(outcome, name),
         headings=headings,
@@ -109,20 +110,21 @@ def front_chart(outcome: FitOutcome) -> FrontChart:
     slowest = MAX_LATENCY_RATIO * max(reference.latency_ms, limit or 0.0)
     drawn = [row for row in rows if row.latency_ms <= slowest or row.is_chosen]
     front = sorted((row for row in drawn if row.on_front), key=lambda row: row.latency_ms)
-    engines = _engines(outcome)
-    pairs = dict.fromkeys((row.engine, row.precision) for row in rows)
+    pairs = [
+        (engine, precision)
+        for engine in _engines(outcome)
+        for precision in _precisions(outcome)
+        if any((row.engine, row.precision) == (engine, precision) for row in rows)
+    ]
     chart = marker_chart(
-        [
-            _marker(row, engines.index(row.engine), keys[row.name])
-            for row in sorted(drawn, key=lambda row: (row.is_chosen, row.is_measured))
-        ],
+        [_marker(row, keys[row.name]) for row in sorted(drawn, key=lambda row: (row.is_chosen, row.is_measured))],
         x_label=f"latency p{outcome.limit.percentile}, ms",
         y_label=outcome.metric,
         lines=[("var(--muted)", [(row.latency_ms, row.score) for row in front])],
         x_reference=(f"budget {limit:g} ms", limit) if limit else None,
         y_reference=(f"at least {floor:g}", floor) if floor is not None else None,
         legend=shape_legend(
-            [(f"{engine} {precision}", _shape(precision), engines.index(engine)) for engine, precision in pairs]
+            [(f"{engine} {precision}", _shape(precision), ENGINE_COLOURS[engine]) for engine, precision in pairs]
         ),
         height=CHART_HEIGHT,
     )
@@ -134,16 +136,20 @@ def _shape(precision: str) -> str:
 
 
 def _engines(outcome: FitOutcome) -> list[str]:
-    return list(dict.fromkeys(row.engine for row in outcome.candidates))
+    return sorted({row.engine for row in outcome.candidates}, key=ENGINE_COLOURS.__getitem__)
 
 
-def _marker(row: CandidateResult, colour: int, key: int) -> Marker:
+def _precisions(outcome: FitOutcome) -> list[str]:
+    return sorted({row.precision for row in outcome.candidates}, key=list(SHAPES).index)
+
+
+def _marker(row: CandidateResult, key: int) -> Marker:
     costs = f"{row.score:.2f} at {row.latency_ms:.2f} ms, {format_megabytes(row.size_mb)} MB"
     return Marker(
         row.latency_ms,
         row.score,
         f"{row.words}: {costs}{'' if row.is_measured else ' (estimated)'}",
-        colour,
+        ENGINE_COLOURS[row.engine],
         shape=_shape(row.precision),
         style="" if row.is_measured else "hollow",
         label="chosen" if row.is_chosen else "",

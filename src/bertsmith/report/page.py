@@ -30,7 +30,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = lambda name: Markup(read_asset(name))
-    environment.filters |= {"fmt": format, "megabytes": format_megabytes, "shorten": shorten}
+    environment.filters |= {
+        "fmt": format,
+        "megabytes": format_megabytes,
+        "duration": format_duration,
+        "shorten": shorten,
+    }
     return environment
 
 

@@ -1,11 +1,12 @@
 """Report page and model card of `fit`."""
 
 import re
+from dataclasses import replace
 
 import pytest
-from helpers_pages import HOSTILE, WHOLE, Outline, check_page, fit_outcome
+from helpers_pages import HOSTILE, WHOLE, Outline, candidate, check_page, fit_outcome
 
-from bertsmith.report.fit import render_fit_card, render_fit_page
+from bertsmith.report.fit import front_chart, render_fit_card, render_fit_page
 from bertsmith.shrinking.fit.result import MissResult
 from bertsmith.shrinking.fit.settings import BudgetConfig
 
@@ -30,6 +31,20 @@ def test_markers_lie_at_their_latency() -> None:
         if tag == "svg" and "x" in attributes
     ]
     assert sorted(positions) == pytest.approx([15.0, 35.0, 100.0])
+
+
+def test_engines_have_their_colours_in_any_order() -> None:
+    names = ("onnxruntime", "torch", "compiled")
+    rows = tuple(replace(candidate(name, 90.0 - number, 3.0), engine=name) for number, name in enumerate(names))
+    found = replace(fit_outcome(chosen=rows[0]), candidates=rows, reference=rows[1])
+    for ordered in (rows, rows[::-1]):
+        legend = re.search(r'<ul class="legend">.*?</ul>', str(front_chart(replace(found, candidates=ordered)).chart))
+        assert legend is not None
+        assert re.findall(r"series-(\d).*?</svg>(\w+)", legend[0]) == [
+            ("1", "torch"),
+            ("2", "onnxruntime"),
+            ("3", "compiled"),
+        ]
 
 
 def test_floor_and_miss_are_shown() -> None:

@@ -83,7 +83,7 @@ def test_every_network_has_one_latency(tmp_path: Path) -> None:
         "classifier/report.html"
     ]
     headings = [text for tag, text in outline.texts if tag == "h2"]
-    assert headings.index("Beside other models") < headings.index("The model before fine-tuning")
+    assert headings.index("Compared with other models") < headings.index("The model before fine-tuning")
     origin = visible.index("The model before fine-tuning")
     assert "2.37" not in visible[origin:]  # no results of the end beside the start
     assert visible.count(HOSTILE) == 2

@@ -144,11 +144,12 @@ def test_correct_answers_get_the_best_score(trained: TrainedCase) -> None:
     assert evaluation.measure(np.arange(len(right))) == pytest.approx(evaluation.score)
     assert all(isinstance(value, float) for value in evaluation.metrics.values())
     assert [trained.task.error(*pair) for pair in zip(trained.examples, right, strict=True)] == [0.0] * len(right)
-    confusion = trained.task.confusion(trained.examples, right)
-    if confusion is not None:
-        labels, counts = confusion
-        assert counts.shape == (len(labels), len(labels))
+    predicted_labels = trained.task.predicted_labels(trained.examples, right)
+    if predicted_labels is not None:
+        counts, labels = predicted_labels.counts, len(predicted_labels.labels)
+        assert counts.shape == (labels, labels)
         assert counts.sum() == np.trace(counts) > 0
+        assert {item.example for item in predicted_labels.items} == set(range(len(right)))
 
 
 def test_targets_are_not_needed_for_answers(trained: TrainedCase) -> None:

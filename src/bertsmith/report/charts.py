@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from bertsmith.report.page import shorten
+
 COLOURS = 8  # --series-1 to --series-8 in base.css
 MAX_CURVE_POINTS = 800  # more are indistinguishable on a screen
 MAX_TITLED_POINTS = 60
@@ -22,6 +24,8 @@ MAX_VISIBLE_POINTS = 30
 MAX_MARKERS = 1500  # more would only make the page larger
 SHADES = 8  # of a small heat map
 KERNEL_HEIGHT = 40
+LABEL_HEIGHT = 17  # pixels
+MAX_END_LABEL = 22  # characters for which charts.css has room
 
 Point = tuple[float, float]
 LogRow = Mapping[str, Any]
@@ -35,6 +39,8 @@ class Series:
 
     name: str
     points: Sequence[Point]
+    band: Sequence[tuple[float, float, float]] = ()
+    """Shaded range around the curve: x, lowest and highest y."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Marker:
     """A class of charts.css: "hollow" or "pale"."""
     label: str = ""
     """Draws a ring around the marker and this label beside it."""
+    key: int | None = None
+    """Number by which the script of a page finds a marker that has a shape."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +104,31 @@ def line_chart(
     y_from_zero: bool = False,
     x_from_zero: bool = False,
     label_at_start: bool = False,
+    has_end_labels: bool = False,
 ) -> Markup:
     """Draw one curve per series and a dashed horizontal line at `reference`.
 
     Without `x_from_zero` the horizontal axis starts at 0 only if the first point is near 0. With `label_at_start` the
-    label of the reference line is on the left, where rising curves do not overlap it.
+    label of the reference line is on the left, where rising curves do not overlap it. With `has_end_labels` every curve
+    ends in its name, and a legend is shown on narrow screens only.
     """
     drawn = [one for one in series if any(_is_finite(point) for point in one.points)]
     if not drawn:
         return _empty(f"No values of {y_label} yet.")
     finite = [point for one in drawn for point in one.points if _is_finite(point)]
-    values = [y for _, y in finite] + ([reference[1]] if reference else []) + ([0.0] if y_from_zero else [])
+    values = (
+        [y for _, y in finite]
+        + [y for one in drawn for _, *ends in one.band for y in ends]
+        + ([reference[1]] if reference else [])
+        + ([0.0] if y_from_zero else [])
+    )
     x_low, x_high = _widen(min(x for x, _ in finite), max(x for x, _ in finite))
     if 0 < x_low < (x_high if x_from_zero else 0.1 * x_high):
         x_low = 0.0
     y_ticks = nice_ticks(*_widen(min(values), max(values)), count=max(3, height // 50), covers=True)
     plane = Plane(nice_ticks(x_low, x_high, count=5), y_ticks, height, (x_low, x_high))
     elements = [_axes(plane, x_label, y_label)]
+    elements += [_band(one.band, plane, series_colour(index)) for index, one in enumerate(drawn) if one.band]
     for index, one in enumerate(drawn):
         points = thin_points(one.points, MAX_CURVE_POINTS)
         is_dense = len(points) > MAX_TITLED_POINTS and len(drawn) > 1
@@ -123,7 +139,11 @@ def line_chart(
     ranges = [(one.name, [y for x, y in one.points if _is_finite((x, y))]) for one in drawn]
     summary = "; ".join(f"{name} from {values[0]:.4g} to {values[-1]:.4g}" for name, values in ranges)
     legend = line_legend([one.name for one in drawn])
-    return _figure(elements, height, f"{y_label} by {x_label}: {summary}", legend=legend)
+    style = ""
+    if has_end_labels and len(drawn) > 1:
+        elements += _end_labels(drawn, plane)
+        style = " ended"
+    return _figure(elements, height, f"{y_label} by {x_label}: {summary}", legend=legend, style=style)
 
 
 def marker_chart(
@@ -155,7 +175,8 @@ def marker_chart(
     if y_reference is not None:
         elements.append(_horizontal_line(y_reference, plane, label_at_start))
     elements += [_marker(marker, plane) for marker in markers]
-    return _figure(elements, height, f"{y_label} by {x_label}, {len(markers)} points", legend=legend)
+    ends = f' data-x-end="{plane.x_ticks[-1]:.10g}" data-y-ends="{plane.y_ticks[0]:.10g} {plane.y_ticks[-1]:.10g}"'
+    return _figure(elements, height, f"{y_label} by {x_label}, {len(markers)} points", legend=legend, data=ends)
 
 
 def scatter_chart(values: Sequence[Point], *, x_label: str, y_label: str, height: int = 420) -> Markup:
@@ -373,10 +394,17 @@ def _empty(message: str) -> Markup:
 
 
 def _figure(
-    elements: Sequence[str], height: int, summary: str, *, legend: Markup | None = None, style: str = ""
+    elements: Sequence[str],
+    height: int,
+    summary: str,
+    *,
+    legend: Markup | None = None,
+    style: str = "",
+    data: str = "",
 ) -> Markup:
+    """Return the figure; `data` are attributes for the script of a page."""
     return Markup(
-        f'<figure class="chart{style}" style="--height:{height}px">{legend or ""}'
+        f'<figure class="chart{style}" style="--height:{height}px"{data}>{legend or ""}'
         f'<svg class="axes" role="img" aria-label="{escape(summary)}">{"".join(elements)}</svg></figure>'
     )
 
@@ -413,6 +441,34 @@ def _curve(points: Sequence[Point], plane: Plane, colour: str, style: str = "") 
     )
 
 
+def _band(band: Sequence[tuple[float, float, float]], plane: Plane, colour: str) -> str:
+    corners = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
+    path = "L".join(f"{10 * plane.x(x):.1f} {plane.y(y)}" for x, y in corners)
+    return (
+        f'<svg width="100%" height="{plane.height}" viewBox="0 0 1000 {plane.height}" preserveAspectRatio="none">'
+        f'<path class="band" style="fill:{colour}" d="M{path}Z"/></svg>'
+    )
+
+
+def _end_labels(drawn: Sequence[Series], plane: Plane) -> list[str]:
+    """Return the name of each series at its last point, moved apart where names would overlap."""
+    ends = [[point for point in one.points if _is_finite(point)][-1] for one in drawn]
+    order = sorted(range(len(ends)), key=lambda index: plane.y(ends[index][1]))
+    heights, lowest = {}, -math.inf
+    for index in order:
+        lowest = max(plane.y(ends[index][1]), lowest + LABEL_HEIGHT)
+        heights[index] = lowest
+    highest = float(plane.height)
+    for index in reversed(order):  # names that were moved below the chart return into it
+        heights[index] = highest = min(heights[index], highest)
+        highest -= LABEL_HEIGHT
+    return [
+        f'<text class="label end" style="fill:{series_colour(index)}" x="{plane.x(ends[index][0])}%" dx="9" '
+        f'y="{heights[index]:.1f}" dy="4">{escape(shorten(one.name, MAX_END_LABEL))}</text>'
+        for index, one in enumerate(drawn)
+    ]
+
+
 def _points(series: Series, plane: Plane, colour: str, x_label: str) -> str:
     """Draw dots with a hover title; they are visible without hovering only if the curve has few points."""
     points = [point for point in series.points if _is_finite(point)]
@@ -440,7 +496,8 @@ def _marker(marker: Marker, plane: Plane) -> str:
             f"{escape(marker.label)}</text>"
         )
     shape = f'<path {look} d="{marker.shape}"/>' if marker.shape else f'<circle {look} r="{marker.radius:g}"/>'
-    return f'<svg x="{x}%" y="{y}" overflow="visible">{shape}{label}{title}</svg>'
+    key = "" if marker.key is None else f' data-key="{marker.key}"'
+    return f'<svg x="{x}%" y="{y}" overflow="visible"{key}>{shape}{label}{title}</svg>'
 
 
 def _horizontal_line(reference: Reference, plane: Plane, at_start: bool) -> str:

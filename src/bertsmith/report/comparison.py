@@ -6,10 +6,16 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
+from markupsafe import Markup
+
 from bertsmith.report.charts import LogRow, Panel, Series, line_chart, short_number
 from bertsmith.report.page import render
 
-COSTS = {"tokens": "tokens", "flops": "training operations", "seconds": "seconds of training"}
+COSTS = {  # label of the axis and of its switch
+    "tokens": ("tokens", "Tokens"),
+    "flops": ("training operations", "Operations"),
+    "seconds": ("seconds of training", "Time"),
+}
 METRICS = {  # metrics of a held-out row: heading of the column and format of a value
     "token_loss": ("token loss", "{:.3f}"),
     "token_accuracy": ("MLM accuracy", "{:.1%}"),
@@ -129,6 +135,7 @@ def render_comparison_page(title: str, runs: Runs, facts: Mapping[str, str], uni
     """Return the comparison as one self-contained HTML document; `unigram` is the unigram level of the corpus."""
     summaries = summarize(runs)
     headings = table_headings(summaries)
+    best = _best_recipes(summaries) if _is_comparable(runs) else {}
     return render(
         "comparison.html",
         title=title,
@@ -137,10 +144,11 @@ def render_comparison_page(title: str, runs: Runs, facts: Mapping[str, str], uni
         seeds=max(len(seeds) for seeds in runs.values()),
         headings=headings,
         rows=[
-            (name, [cells.get(heading, "–") for heading in headings])
+            (name, [(cells.get(heading, "–"), best.get(heading) == name) for heading in headings])
             for name, cells in ((name, summary.cells()) for name, summary in summaries.items())
         ],
-        panels=_panels(runs, summaries, unigram),
+        losses=_loss_panels(runs, unigram),
+        recall=_recall_chart(runs, summaries),
         facts=facts,
     )
 
@@ -180,19 +188,55 @@ def _headline(runs: Runs, summaries: Mapping[str, RecipeSummary]) -> str:
     return f"{best} has the lowest loss, {losses[best].mean:.3f} nats per token{caveat}."
 
 
-def _panels(runs: Runs, summaries: Mapping[str, RecipeSummary], unigram: float | None) -> list[Panel]:
+def _best_recipes(summaries: Mapping[str, RecipeSummary]) -> dict[str, str]:
+    """Return the recipe with the best mean of each metric, by heading; ties have none."""
+    best = {}
+    for metric, (heading, _) in METRICS.items():
+        means = {name: one.metrics[metric].mean for name, one in summaries.items() if metric in one.metrics}
+        first, *others = sorted(means, key=lambda name: means[name], reverse=metric != "token_loss") or [""]
+        if others and means[first] != means[others[0]]:
+            best[heading] = first
+    return best
+
+
+def _series(runs: Runs, cost: str, metric: str) -> list[Series]:
+    """Return a curve per recipe, with a band of one standard deviation over its seeds."""
+    return [Series(name, mean_curve(seeds, cost, metric), _band(seeds, cost, metric)) for name, seeds in runs.items()]
+
+
+def _band(runs: Sequence[ComparedRun], cost: str, metric: str) -> list[tuple[float, float, float]]:
+    if len(runs) < 2:
+        return []
+    band = []
+    for rows in zip(*(run.held_out for run in runs), strict=False):
+        values = [row[metric] for row in rows]
+        mean, spread = fmean(values), stdev(values)
+        band.append((fmean(row[cost] for row in rows), mean - spread, mean + spread))
+    return band
+
+
+def _loss_panels(runs: Runs, unigram: float | None) -> list[Panel]:
+    """Draw the token loss over each cost; the heading is the label of the switch."""
     reference = None if unigram is None else (f"unigram level {unigram:.2f}", unigram)
-    panels = []
-    for cost, label in COSTS.items():
-        series = [Series(name, mean_curve(seeds, cost, "token_loss")) for name, seeds in runs.items()]
-        chart = line_chart(series, x_label=label, y_label="nats per token", reference=reference, height=320)
-        panels.append(Panel(f"Token loss by {label}", chart))
-    detecting = [
-        Series(name, mean_curve(seeds, "tokens", "replaced_recall"))
-        for name, seeds in runs.items()
-        if "replaced_recall" in summaries[name].metrics
+    return [
+        Panel(
+            switch,
+            line_chart(
+                _series(runs, cost, "token_loss"),
+                x_label=label,
+                y_label="nats per token",
+                reference=reference,
+                height=380,
+                has_end_labels=True,
+            ),
+        )
+        for cost, (label, switch) in COSTS.items()
     ]
-    if detecting:
-        chart = line_chart(detecting, x_label="tokens", y_label="recall", height=260, y_from_zero=True)
-        panels.append(Panel("Recall of replaced tokens", chart))
-    return panels
+
+
+def _recall_chart(runs: Runs, summaries: Mapping[str, RecipeSummary]) -> Markup | None:
+    detecting = {name: seeds for name, seeds in runs.items() if "replaced_recall" in summaries[name].metrics}
+    if not detecting:
+        return None
+    series = _series(detecting, "tokens", "replaced_recall")
+    return line_chart(series, x_label="tokens", y_label="recall", height=260, y_from_zero=True, has_end_labels=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bertsmith.report import fit
 from bertsmith.report.elastic import size_grid
-from bertsmith.report.page import format_duration, format_megabytes, render
+from bertsmith.report.page import format_duration, format_megabytes, format_size_share, render
 from bertsmith.report.pretraining import FilledMask
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome
@@ -125,7 +125,7 @@ class DemoReport:
 
     @property
     def models(self) -> list[ModelRow]:
-        """The models to compare, each with at most one latency: the one that `fit` measured in fresh processes."""
+        """The models to compare, each with at most one latency, which `fit` measured in fresh processes."""
         best, whole = self.fitted.best, self.whole
         return [
             ModelRow("Nearest message, by vectors of the pre-trained model", self.look.alike),
@@ -139,6 +139,15 @@ class DemoReport:
         """The whole network in PyTorch, which has the latency and the size of the fine-tuned model."""
         assert self.fitted.reference is not None
         return self.fitted.reference
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value of the fitted model, and of the fine-tuned model in PyTorch before it."""
+
+    name: str
+    after: str
+    before: str
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,7 @@ def render_demo_page(report: DemoReport) -> str:
         name=report.folder.resolve().name,
         headline=headline(report),
         lead=_lead(report),
+        changes=_changes(report),
         front=fit.front_chart(report.fitted),
         sizes=size_grid(report.elastic, has_latency=False),
         steps=[_step_row(report.folder, step) for step in report.steps],
@@ -177,8 +187,17 @@ def headline(report: DemoReport) -> str:
     speed, size = whole.latency_ms / best.latency_ms, best.size_mb / whole.size_mb
     points = round(best.score - report.score, 1)
     change = f"{points:+.1f} points".replace("-", "−") if points else "the same score"
-    share = f" at {100 * size:.0f}\u00a0% of the size" if size < 0.95 else ""
+    share = f" at {format_size_share(size)}" if size < 0.95 else ""
     return f"{speed:.1f}\u00a0× faster{share}, {change}"
+
+
+def _changes(report: DemoReport) -> list[Change]:
+    best, whole = report.fitted.best, report.whole
+    return [
+        Change("Latency per message", f"{best.latency_ms:.2f} ms", f"{whole.latency_ms:.2f} ms"),
+        Change("Size", f"{format_megabytes(best.size_mb)} MB", f"{format_megabytes(whole.size_mb)} MB"),
+        Change(f"{report.metric.capitalize()} on dev", f"{best.score:.1f}", f"{report.score:.1f}"),
+    ]
 
 
 def _lead(report: DemoReport) -> str:

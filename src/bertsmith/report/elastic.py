@@ -35,6 +35,7 @@ MAX_TOKENS = 16  # of the text for the attention maps
 MAX_HEADS = 4  # per layer, the most important ones
 PALE_SCORE = 0.9  # share of the best score that gets the palest shade, so that small differences look small
 DARK_SHARE = 0.55  # cells above this shade get light text
+HALF_TOLERANCE = 0.05  # shares from 45 to 55 % are half
 GOOD_SHARES = (0.99, 0.98, 0.95)
 STAGES = {"width": "Widths", "depth": "Widths and depths", "labels": "Labels"}
 
@@ -85,6 +86,11 @@ class HeadComparison:
         return fmean(one.separator for one in whole), fmean(one.separator for one in small)
 
     @property
+    def has_one_head(self) -> bool:
+        """Whether every remaining layer has a single head."""
+        return all(len(pairs) == 1 for _, pairs in self.layers)
+
+    @property
     def is_cut(self) -> bool:
         """Whether a layer may have more heads than are drawn."""
         return len(self.layers[0][1]) >= MAX_HEADS
@@ -106,6 +112,8 @@ class ElasticReport:
     facts: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[str] = ()
     settings: str = ""
+    alerts: Sequence[str] = ()
+    """Reasons not to use the model at all."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,35 @@ def retained_share(record: ElasticMetadata, score: float) -> float | None:
     return score / record.teacher_score if record.teacher_score > 0 and math.isfinite(record.teacher_score) else None
 
 
+@dataclass(frozen=True)
+class HalfSize:
+    """The sub-network of the headline, and the words for its size."""
+
+    size: SubnetworkMetadata
+    words: str
+
+
+def best_half(record: ElasticMetadata) -> HalfSize | None:
+    """Return the best sub-network of half the size or half the operations, else the smallest; None without another.
+
+    Sub-networks keep all embeddings, so none may have half of the parameters.
+    """
+    whole = largest(record)
+    smaller = [size for size in record.grid if size.parameters < whole.parameters and math.isfinite(size.score)]
+    if not smaller:
+        return None
+    shares: dict[str, Callable[[SubnetworkMetadata], float]] = {
+        "Half the size keeps": lambda size: size.parameters / whole.parameters,
+        "Half the operations keep": lambda size: size.flops / whole.flops,
+    }
+    for words, share in shares.items():
+        halves = [size for size in smaller if abs(share(size) - 0.5) <= HALF_TOLERANCE]
+        if halves:
+            return HalfSize(max(halves, key=lambda size: size.score), words)
+    small = min(smaller, key=lambda size: (size.parameters, -size.score))
+    return HalfSize(small, f"{_ratio(small.parameters, whole.parameters)} of the size keeps")
+
+
 def cheapest_with(record: ElasticMetadata, share: float) -> SubnetworkMetadata | None:
     """Return the sub-network with the fewest operations that retains at least this share of the fine-tuned score."""
     good = [size for size in record.grid if (retained_share(record, size.score) or 0.0) >= share]
@@ -274,8 +311,9 @@ def render_elastic_page(report: ElasticReport) -> str:
     return render(
         "elastic.html",
         report=report,
-        headline=_headline(record),
+        headline=_headline(report),
         lead=_lead(report),
+        alerts=[*report.alerts, *_alerts(record)],
         metrics=_metrics(record),
         sizes=size_grid(record),
         costs=_cost_panels(record) if has_sizes else (),
@@ -312,26 +350,33 @@ def size_grid(record: ElasticMetadata, *, has_latency: bool = True) -> SizeGrid:
     return SizeGrid(depths(record), rows, _good_enough(record), note)
 
 
-def _headline(record: ElasticMetadata) -> str:
-    sizes = f"on average over {len(record.grid)} sizes of one model" if len(record.grid) > 1 else "at the only size"
-    share = _retained(record, mean_score(record))
-    retained = f": {share} of the fine-tuned model's score" if share else ""
-    return f"{metric_name(record.metric)} {mean_score(record):.2f} {sizes}{retained}"
+def _headline(report: ElasticReport) -> str:
+    record = report.record
+    half = None if report.alerts else best_half(record)  # shares of a degenerate model's score mean nothing
+    share = None if half is None else retained_share(record, half.size.score)
+    if half is None or share is None:
+        sizes = f"on average over {len(record.grid)} sizes of one model" if len(record.grid) > 1 else "at the only size"
+        return f"{metric_name(record.metric)} {mean_score(record):.2f} {sizes}"
+    kept = "all" if share >= 1 else f"{100 * share:.1f}\u00a0%"
+    return f"{half.words} {kept} of the score"
 
 
 def _lead(report: ElasticReport) -> str:
     record = report.record
-    small, whole = smallest(record), largest(record)
-    text = f"{report.model}, fine-tuned for {report.task}, has {record.teacher_score:.2f}."
-    if small is whole:
+    whole, metric = largest(record), record.metric.replace("_", " ")
+    text = f"{report.model}, fine-tuned for {report.task}, has {metric} {record.teacher_score:.2f}."
+    half, small = best_half(record), smallest(record)
+    if half is None:
         return text
-    share = _retained(record, small.score)
-    retained = f"retains {share} of that" if share else f"has {small.score:.2f}"
-    return (
-        f"{text} The smallest sub-network ({_size_name(small)}) {retained} with "
-        f"{_ratio(small.parameters, whole.parameters)} of the parameters and {_ratio(small.flops, whole.flops)} of the "
-        "operations."
-    )
+
+    def described(size: SubnetworkMetadata) -> str:
+        return (
+            f"has {size.score:.2f} with {_ratio(size.parameters, whole.parameters)} of the parameters and "
+            f"{_ratio(size.flops, whole.flops)} of the operations"
+        )
+
+    rest = "" if small is half.size else f" The smallest ({_size_name(small)}) {described(small)}."
+    return f"{text} The sub-network of {_size_name(half.size)} {described(half.size)}.{rest}"
 
 
 def _metrics(record: ElasticMetadata) -> dict[str, str]:
@@ -340,6 +385,13 @@ def _metrics(record: ElasticMetadata) -> dict[str, str]:
     if small is not whole:
         metrics |= {"Largest size": f"{whole.score:.2f}", "Smallest size": f"{small.score:.2f}"}
     return metrics
+
+
+def _alerts(record: ElasticMetadata) -> list[str]:
+    broken = sum(not math.isfinite(size.score) for size in record.grid)
+    if not broken:
+        return []
+    return [f"The score of {broken} of {len(record.grid)} sizes is undefined: their predictions may be constant."]
 
 
 def _good_enough(record: ElasticMetadata) -> dict[str, str]:

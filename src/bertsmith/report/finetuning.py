@@ -1,6 +1,8 @@
 """Report page of a fine-tuned model: score with confidence interval, training curves, confusion matrix, errors."""
 
 import heapq
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -12,7 +14,8 @@ from bertsmith.answers.sequences import Answer
 from bertsmith.report.charts import LogRow, Panel, Series, column, line_chart, scatter_chart, strip_chart
 from bertsmith.report.page import format_count, render, shorten
 from bertsmith.report.trees import ParsingReport, build_parsing_report, right_branching_score
-from bertsmith.tasks.base import Evaluation, Example, Task
+from bertsmith.tasks.base import Evaluation, Example, PredictedLabel, PredictedLabels, Task
+from bertsmith.tasks.degenerate import has_constant_answers
 from bertsmith.tasks.metrics.classes import ClassCounts
 from bertsmith.tasks.parsing import Parsing
 
@@ -20,6 +23,9 @@ MAX_ERRORS = 20
 MAX_TEXT = 420  # characters
 MAX_ANSWER = 160
 MAX_LABELS = 30  # rows of a confusion matrix that fit on a screen
+MAX_CELL_ROWS = 20  # listed examples of a cell of the confusion matrix
+MAX_LISTED_ROWS = 1500  # of all cells, so that the page stays small
+MAX_CELL_TEXT = 240
 ROOMY_LABELS = 8  # with more labels, cells have no room for percentages
 FEW_EXAMPLES = 100
 METRIC_NAMES = {"f1_of_chunks": "F1", "mrr": "MRR", "map": "MAP"}
@@ -33,6 +39,27 @@ class WrongAnswer:
     target: str
     prediction: str
     confidence: str
+
+
+@dataclass(frozen=True)
+class CellRow:
+    """An example in a cell of the confusion matrix; `word` is the labelled word, if words are labelled."""
+
+    before: str
+    word: str
+    after: str
+    confidence: str
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Confusion matrix, and examples of its cells."""
+
+    labels: tuple[str, ...]
+    counts: np.ndarray
+    """Shape: (targets, predictions)."""
+    rows: Mapping[tuple[int, int], Sequence[CellRow]] = field(default_factory=dict)
+    """By cell: the most confident errors, or the least confident correct predictions."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +85,9 @@ class TaskReport:
     interval: tuple[float, float] | None = None
     baseline: tuple[str, float] | None = None
     """Name and score of a trivial model: one that always predicts the most frequent label, or right-branching trees."""
-    confusion: tuple[tuple[str, ...], np.ndarray] | None = None
-    """Labels, and counts of (target, prediction)."""
+    constant: str | None = None
+    """The answer to every example (for tags, to every word) of a model that has not learned the task."""
+    confusion: Confusion | None = None
     values: Sequence[tuple[float, float]] = ()
     """Pairs of target and prediction, if answers are numbers."""
     errors: Sequence[WrongAnswer] = ()
@@ -99,7 +127,9 @@ class ConfusionTable:
     totals: np.ndarray
     """Examples of each label, including those with predictions that are not shown."""
     classes: Sequence[tuple[str, int, int, tuple[float, float, float]]]
-    """Label, examples, predictions; precision, recall and F1 in percent."""
+    """Label, examples, predictions; precision, recall and F1 in percent; the lowest F1 first."""
+    rows: Mapping[str, Sequence[tuple[str, str, str, str]]]
+    """Examples by cell ("row,column"): text before the labelled word, the word, text after it, confidence."""
 
     @property
     def is_dense(self) -> bool:
@@ -127,7 +157,8 @@ def build_task_report(
     settings: str = "",
 ) -> TaskReport:
     """Collect the contents of the page from the answers of a model."""
-    confusion = task.confusion(examples, answers)
+    predicted_labels = task.predicted_labels(examples, answers)
+    confusion = None if predicted_labels is None else _confusion(task, examples, predicted_labels)
     values = [] if confusion is not None else _numeric_values(task, examples, answers)
     severity = [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)]
     error_indices = [index for index, value in enumerate(severity) if value > 0]
@@ -150,6 +181,7 @@ def build_task_report(
         evaluation.metrics,
         interval=interval,
         baseline=_baseline(task, examples, answers, confusion, evaluation.metric),
+        constant=_constant_answer(task, examples, answers, predicted_labels),
         confusion=confusion,
         values=values,
         errors=errors,
@@ -173,7 +205,11 @@ def render_finetuning_page(report: TaskReport) -> str:
     return render(
         "finetuning.html",
         report=report,
-        headline=f"{name} {report.score:.1f} on {format_count(report.examples, f'{report.split} example')}",
+        headline=(
+            f"{name} {f'{report.score:.1f}' if math.isfinite(report.score) else 'undefined'} on "
+            f"{format_count(report.examples, f'{report.split} example')}"
+        ),
+        alerts=_alerts(report),
         score_bar=_score_bar(report),
         metrics=others,
         notices=[*report.notices, *_warnings(report)],
@@ -181,14 +217,14 @@ def render_finetuning_page(report: TaskReport) -> str:
         runs_facts=_runs_facts(report),
         curves=_curves(report),
         best_step=max(scores, key=lambda pair: pair[1])[0] if scores else None,
-        confusion=_confusion_table(*report.confusion) if report.confusion else None,
-        scatter=scatter_chart(report.values, x_label="target", y_label="prediction") if report.values else None,
+        confusion=_confusion_table(report.confusion) if report.confusion else None,
+        scatter=scatter_chart(report.values, x_label="true", y_label="predicted") if report.values else None,
     )
 
 
 def metric_name(name: str, report: TaskReport | None = None) -> str:
     """Return the display name of a metric; F1 over more than two labels is macro F1, except for chunks."""
-    if name == "f1" and report is not None and report.confusion is not None and len(report.confusion[0]) > 2:
+    if name == "f1" and report is not None and report.confusion is not None and len(report.confusion.labels) > 2:
         name = "f1_of_chunks" if "recall" in report.metrics else "macro_f1"
     words = name.replace("_", " ").replace("f1", "F1")
     return METRIC_NAMES.get(name, words[:1].upper() + words[1:])
@@ -246,16 +282,15 @@ def _baseline(
     task: Task[Example],
     examples: Sequence[Example],
     answers: Sequence[Answer],
-    confusion: tuple[tuple[str, ...], np.ndarray] | None,
+    confusion: Confusion | None,
     metric: str,
 ) -> tuple[str, float] | None:
     """Return the score of always predicting the most frequent label, or of right-branching trees; None otherwise."""
     if isinstance(task, Parsing):
         return "right-branching trees", right_branching_score(task, examples, metric)
-    if confusion is None or any(answer["answer"] not in confusion[0] for answer in answers):
+    if confusion is None or any(answer["answer"] not in confusion.labels for answer in answers):
         return None
-    labels, counts = confusion
-    label = labels[int(counts.sum(1).argmax())]
+    label = confusion.labels[int(confusion.counts.sum(1).argmax())]
     always = task.evaluate(examples, [{**answer, "answer": label} for answer in answers])
     return f"always “{shorten(label, 24)}”", always.metrics[metric]
 
@@ -264,7 +299,7 @@ def _score_bar(report: TaskReport) -> ScoreBar | None:
     """Place the score on a scale from 0 (or −100) to 100; None if it is neither a percentage nor a correlation."""
     score, interval = report.score, report.interval
     low = -100 if min(score, *(interval or (score,))) < 0 else 0
-    if score > 100 or (interval and interval[1] > 100.001):
+    if not math.isfinite(score) or score > 100 or (interval and interval[1] > 100.001):
         return None
 
     def position(value: float) -> float:
@@ -278,22 +313,50 @@ def _score_bar(report: TaskReport) -> ScoreBar | None:
     )
 
 
+def _constant_answer(
+    task: Task[Example],
+    examples: Sequence[Example],
+    answers: Sequence[Answer],
+    predicted_labels: PredictedLabels | None,
+) -> str | None:
+    """Return the answer of a model that gives the same one everywhere, although the targets differ; else None."""
+    if not answers or not has_constant_answers(task, examples, answers):
+        return None
+    if predicted_labels is None:
+        return shorten(format_answer(answers[0]["answer"]), MAX_ANSWER)
+    return predicted_labels.labels[predicted_labels.items[0].predicted]
+
+
+def _alerts(report: TaskReport) -> list[str]:
+    """Return the reasons not to use the model at all."""
+    alerts = []
+    if report.constant is not None:
+        alerts.append(
+            f"The model predicts {report.constant} everywhere: it has not learned the task. Another seed, a lower "
+            "learning rate or more epochs often help."
+        )
+    undefined = [metric_name(name, report) for name, value in report.metrics.items() if not math.isfinite(value)]
+    if undefined:
+        alerts.append(f"Not a finite number: {', '.join(undefined)}. The predictions may be constant or not finite.")
+    diverged = next((row for row in report.rows if not math.isfinite(row.get("loss", 0.0))), None)
+    if diverged is not None:
+        alerts.append(
+            f"The loss is {diverged['loss']} at step {diverged['step']}: training diverged. Use a lower learning rate "
+            "or a longer warm-up."
+        )
+    return alerts
+
+
 def _warnings(report: TaskReport) -> list[str]:
     """Return warnings that follow from the metrics."""
     warnings: list[str] = []
     if report.confusion is not None:
-        labels, counts = report.confusion
-        predicted = counts.sum(0)
-        if report.examples > 1 and np.count_nonzero(predicted) == 1:
-            warnings.append(
-                f"The model predicts {labels[int(predicted.argmax())]} for every example: it has not learned the task. "
-                "Another seed or a lower learning rate often helps."
-            )
-        absent = [label for label, count in zip(labels, counts.sum(1), strict=True) if not count]
+        totals = zip(report.confusion.labels, report.confusion.counts.sum(1), strict=True)
+        absent = [label for label, count in totals if not count]
         if absent:
             named = shorten(", ".join(absent), MAX_ANSWER)
             warnings.append(f"{report.split.capitalize()} has no examples of {len(absent)} of the labels: {named}.")
-    if report.baseline is not None and report.interval is not None and not warnings:
+    if report.baseline is not None and report.interval is not None and report.constant is None and not warnings:
         name, level = report.baseline
         if report.interval[0] <= level:
             warnings.append(
@@ -349,7 +412,28 @@ def _curves(report: TaskReport) -> list[Panel]:
     return [*panels, Panel("Loss", chart)]
 
 
-def _confusion_table(labels: tuple[str, ...], counts: np.ndarray) -> ConfusionTable:
+def _confusion(task: Task[Example], examples: Sequence[Example], predicted_labels: PredictedLabels) -> Confusion:
+    """Count the predicted labels and choose the examples that are listed for each cell."""
+    cells: dict[tuple[int, int], list[PredictedLabel]] = defaultdict(list)
+    for item in predicted_labels.items:
+        cells[item.target, item.predicted].append(item)
+    limit = min(MAX_CELL_ROWS, max(1, MAX_LISTED_ROWS // max(1, len(cells))))
+
+    def row(item: PredictedLabel) -> CellRow:
+        before, word, after = task.describe_label(examples[item.example], item)
+        if word:
+            before, after = before[-MAX_CELL_TEXT // 2 :], shorten(after, MAX_CELL_TEXT // 2)
+        return CellRow(cut_middle(before, MAX_CELL_TEXT), word, after, f"{100 * item.confidence:.1f} %")
+
+    def rank(item: PredictedLabel) -> float:
+        return item.confidence if item.target == item.predicted else -item.confidence
+
+    rows = {cell: [row(item) for item in heapq.nsmallest(limit, items, key=rank)] for cell, items in cells.items()}
+    return Confusion(predicted_labels.labels, predicted_labels.counts, rows)
+
+
+def _confusion_table(confusion: Confusion) -> ConfusionTable:
+    labels, counts = confusion.labels, confusion.counts
     chosen = np.arange(len(labels)) if len(labels) <= MAX_LABELS else most_confused(counts)
     totals, predictions, metrics = counts.sum(1), counts.sum(0), ClassCounts.of_confusion(counts)
     classes = [
@@ -359,7 +443,13 @@ def _confusion_table(labels: tuple[str, ...], counts: np.ndarray) -> ConfusionTa
             int(predictions[index]),
             (100 * metrics.precision[index], 100 * metrics.recall[index], 100 * metrics.f1[index]),
         )
-        for index in chosen
+        for index in sorted(chosen, key=lambda index: metrics.f1[index])
     ]
+    position = {int(index): number for number, index in enumerate(chosen)}
+    rows = {
+        f"{position[target]},{position[predicted]}": [(one.before, one.word, one.after, one.confidence) for one in cell]
+        for (target, predicted), cell in confusion.rows.items()
+        if target in position and predicted in position
+    }
     names = [labels[index] for index in chosen]
-    return ConfusionTable(names, len(labels), counts[np.ix_(chosen, chosen)], totals[chosen], classes)
+    return ConfusionTable(names, len(labels), counts[np.ix_(chosen, chosen)], totals[chosen], classes, rows)

@@ -7,6 +7,8 @@ from itertools import pairwise
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+SIZE_TOLERANCE = 0.1  # relative difference to a fraction that is named in words
+
 
 def render(template: str, **context: object) -> str:
     """Render a template with typed records and plain values; everything except charts is escaped."""
@@ -28,7 +30,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = lambda name: Markup(read_asset(name))
-    environment.filters |= {"fmt": format, "megabytes": format_megabytes, "shorten": shorten}
+    environment.filters |= {
+        "fmt": format,
+        "megabytes": format_megabytes,
+        "duration": format_duration,
+        "shorten": shorten,
+    }
     return environment
 
 
@@ -50,6 +57,18 @@ def format_megabytes(size: float) -> str:
     ('86.6', '0.0314')
     """
     return f"{size:.1f}" if size >= 10 else f"{size:.3g}"
+
+
+def format_size_share(share: float) -> str:
+    """Format a share of a size, with words for the usual ones.
+
+    >>> format_size_share(0.52), format_size_share(0.33), format_size_share(0.4)
+    ('half the size', 'a third of the size', '40\xa0% of the size')
+    """
+    for words, fraction in {"half": 1 / 2, "a third of": 1 / 3, "a quarter of": 1 / 4}.items():
+        if abs(share / fraction - 1) <= SIZE_TOLERANCE:
+            return f"{words} the size"
+    return f"{100 * share:.0f}\u00a0% of the size"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -188,6 +188,7 @@ def _attention_charts(name: str, studies: Studies) -> list[str]:
             reference=(f"uniform {uniform:.2f}", uniform),
             height=220,
             y_from_zero=True,
+            label_at_start=True,
         ),
     ]
 

@@ -265,6 +265,7 @@ def write_elastic_report(
         facts=facts,
         commands=(fit_command(metadata, out, settings.data), load_line(metadata, out)),
         settings=to_toml(settings.plain()),
+        alerts=elastic.notices,
     )
     (out / REPORT).write_text(render_elastic_page(report), encoding="utf-8")
 

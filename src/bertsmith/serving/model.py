@@ -12,6 +12,7 @@ from bertsmith.bundled.hub import hub_folder
 from bertsmith.data.inference import InferencePrecision, inference_autocast, is_half
 from bertsmith.engines.artefact import ARTEFACT_FILE, open_runner, read_artefact
 from bertsmith.engines.base import Artefact, Precision, Runner
+from bertsmith.engines.int8 import ACTIVATIONS
 from bertsmith.engines.onnx_graph import has_task_head
 from bertsmith.engines.onnx_trace import max_input_length
 from bertsmith.engines.torch_engine import with_bfloat16_products
@@ -132,7 +133,12 @@ class ServedModel:
     def has_subnets(self, operation: Operation) -> bool:
         """Whether a request for an operation may choose a sub-network; a generator that fills masks has one size."""
         is_generator = operation == "fill_mask" and self._mask_config is not self.runner.config
-        return self.runner.has_subnets and self.rows != "fixed" and not is_generator
+        return self.can_be_cut and not is_generator
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether sub-networks can be run: int8 weights, an exported graph and compiled lengths have one size."""
+        return self.runner.has_subnets and self.rows != "fixed" and self.precision not in ACTIVATIONS
 
     @property
     def has_embedder(self) -> bool:
@@ -221,7 +227,7 @@ class ServedModel:
 
     def parameters(self, subnet: Subnet | None = None) -> int:
         """Return the number of parameters of the model, or of a sub-network without the generator."""
-        model = self.model if self.runner.has_subnets and self.rows != "fixed" else None
+        model = self.model if self.can_be_cut else None
         return parameters(self.runner.config) if model is None else _subnet_parameters(model, subnet or Subnet())
 
 

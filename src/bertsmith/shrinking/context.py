@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -182,6 +182,8 @@ class ShrinkContext:
     out: Path
     device: str
     processes: int
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the report, such as a fine-tuned model that is degenerate."""
 
     @classmethod
     def open(
@@ -210,6 +212,7 @@ class ShrinkContext:
         evaluator = Evaluator(self.settings.task, *self.dev, self.settings.sequences, objective)
         evaluation = evaluator.evaluate(model.to(self.model.device).eval())
         if model is self.model and has_constant_answers(evaluator.task, evaluator.examples, evaluator.answers):
+            self.notices.append(DEGENERATE)
             print(f"bertsmith: {DEGENERATE}", file=sys.stderr)
         return evaluation
 

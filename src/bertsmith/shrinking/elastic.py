@@ -5,6 +5,7 @@ importance -> rewiring (most important heads and neurons first) -> stages (width
 
 import copy
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -125,6 +126,7 @@ class ElasticModel:
     metadata: ElasticMetadata
     seconds: float
     """Time spent training."""
+    notices: Sequence[str] = ()
 
 
 def shrink_elastic(settings: ElasticSettings, context: ShrinkContext, augmented: Split) -> ElasticModel | None:
@@ -264,7 +266,7 @@ def describe_subnetworks(
         },
         source="the elastic training",
     )
-    return ElasticModel(model, metadata, seconds)
+    return ElasticModel(model, metadata, seconds, context.notices)
 
 
 def remove_stages(settings: ElasticSettings, out: Path) -> None:

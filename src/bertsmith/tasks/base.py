@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -61,6 +61,37 @@ class Evaluation:
     @property
     def score(self) -> float:
         return self.metrics[self.metric]
+
+
+class PredictedLabel(NamedTuple):
+    """The label that a model predicted for an example or for one word of it, as indices of labels."""
+
+    target: int
+    predicted: int
+    confidence: float
+    example: int
+    """Index of the example."""
+    word: int | None = None
+    """Index of the word, for tasks that label words."""
+
+
+@dataclass(frozen=True)
+class PredictedLabels:
+    """All predicted labels on a split."""
+
+    labels: tuple[str, ...]
+    items: Sequence[PredictedLabel]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Confusion matrix (row: correct, column: predicted).
+
+        Shape: (labels, labels).
+        """
+        counts = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
+        for item in self.items:
+            counts[item.target, item.predicted] += 1
+        return counts
 
 
 Example = TypeVar("Example")
@@ -156,11 +187,13 @@ class Task(Record, ABC, Generic[Example]):
         """Return 0 for a correct answer, else the confidence of the model, to list the most confident errors."""
         return 0.0 if answer["answer"] == self.gold(example) else float(answer.get("score", 1.0))
 
-    def confusion(
-        self, examples: Sequence[Example], answers: Sequence[AnswerData]
-    ) -> tuple[tuple[str, ...], np.ndarray] | None:
-        """Return the labels and the confusion matrix (row: correct, column: answer); None if answers are not labels."""
+    def predicted_labels(self, examples: Sequence[Example], answers: Sequence[AnswerData]) -> PredictedLabels | None:
+        """Return every predicted label with the correct one; None if answers are not labels."""
         return None
+
+    def describe_label(self, example: Example, label: PredictedLabel) -> tuple[str, str, str]:
+        """Return the text of an example around the labelled word: before it, the word, after it."""
+        return self.describe(example), "", ""
 
     def label_counts(self, examples: Sequence[Example]) -> Counter[str] | None:
         """Count the correct labels; None if answers are not labels."""

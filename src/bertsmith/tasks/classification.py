@@ -14,13 +14,12 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
-from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, PredictedLabel, PredictedLabels, RowData
 from bertsmith.tasks.default_heads import classifier_head
 from bertsmith.tasks.metrics.classes import evaluate_classes
 from bertsmith.tasks.texts import (
     ClassWeights,
     TextTask,
-    confusion_counts,
     in_both_orders,
     label_name,
     loss_weights,
@@ -115,11 +114,15 @@ class Classification(TextTask[LabelledText]):
     def gold(self, example: LabelledText) -> str:
         return self.labels[example.label]
 
-    def confusion(
-        self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]
-    ) -> tuple[tuple[str, ...], np.ndarray]:
-        targets, predicted = (example.label for example in examples), (answer["answer"] for answer in answers)
-        return self.labels, confusion_counts(self.labels, targets, predicted)
+    def predicted_labels(self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]) -> PredictedLabels:
+        label_index = {name: index for index, name in enumerate(self.labels)}
+        return PredictedLabels(
+            self.labels,
+            [
+                PredictedLabel(example.label, label_index[answer["answer"]], float(answer.get("score", 1.0)), index)
+                for index, (example, answer) in enumerate(zip(examples, answers, strict=True))
+            ],
+        )
 
     def label_counts(self, examples: Sequence[LabelledText]) -> Counter[str]:
         return Counter(map(self.gold, examples))

@@ -34,10 +34,10 @@ def mismatch_reason(
     """Return the sign that a model was not trained for this task, as the predicate of a sentence; None if it fits."""
     if has_constant_answers(task, examples, answers):
         return "gives the same answer to all of dev"
-    confusion = task.confusion(examples, answers)
-    if confusion is None or task.kind == "tagging":
+    predicted_labels = task.predicted_labels(examples, answers)
+    if predicted_labels is None or task.kind == "tagging":
         return f"has {evaluation.metric} {evaluation.score:.2f} on dev" if evaluation.score <= 0 else None
-    labels, counts = confusion
+    labels, counts = predicted_labels.labels, predicted_labels.counts
     percent = 100 / counts.sum()
     accuracy = percent * counts.trace()
     if len(labels) <= _MAX_PERMUTED_LABELS:

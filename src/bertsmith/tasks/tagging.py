@@ -24,10 +24,10 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
-from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, PredictedLabel, PredictedLabels, RowData, Task
 from bertsmith.tasks.default_heads import tagger_head
 from bertsmith.tasks.metrics.base import main_metric
-from bertsmith.tasks.texts import ClassWeights, confusion_counts, loss_weights
+from bertsmith.tasks.texts import ClassWeights, loss_weights
 from bertsmith.text.rows import Table
 
 _RATES = ("f1", "precision", "recall")
@@ -211,11 +211,23 @@ class Tagging(Task[TaggedWords]):
         words = zip(self.gold(example), answer["answer"], answer["scores"], strict=True)
         return max((score for gold, predicted, score in words if predicted != gold), default=0.0)
 
-    def confusion(
-        self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]
-    ) -> tuple[tuple[str, ...], np.ndarray]:
-        predicted = (tag for answer in answers for tag in answer["answer"])
-        return self.labels, confusion_counts(self.labels, _targets(examples), predicted)
+    def predicted_labels(self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]) -> PredictedLabels:
+        label_index = {name: index for index, name in enumerate(self.labels)}
+        return PredictedLabels(
+            self.labels,
+            [
+                PredictedLabel(target, label_index[tag], float(score), index, word)
+                for index, (example, answer) in enumerate(zip(examples, answers, strict=True))
+                for word, (target, tag, score) in enumerate(
+                    zip(example.tags, answer["answer"], answer["scores"], strict=True)
+                )
+            ],
+        )
+
+    def describe_label(self, example: TaggedWords, label: PredictedLabel) -> tuple[str, str, str]:
+        assert label.word is not None
+        words = [" ".join(word.split()) for word in example.words]
+        return " ".join(words[: label.word]), words[label.word], " ".join(words[label.word + 1 :])
 
     def label_counts(self, examples: Sequence[TaggedWords]) -> Counter[str]:
         return Counter(tag for example in examples for tag in self.gold(example))

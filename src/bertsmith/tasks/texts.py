@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, TypeVar
 
-import numpy as np
-
 from bertsmith.answers.texts import TextExample
 from bertsmith.errors import InputError
 from bertsmith.tasks.base import AnswerData, RowData, Task
@@ -95,15 +93,3 @@ def loss_weights(weights: ClassWeights, labels: Sequence[str], targets: Iterable
     counts = Counter(targets)
     mean = counts.total() / max(1, len(counts))
     return tuple(mean / counts[index] if counts[index] else 0.0 for index in range(len(labels)))
-
-
-def confusion_counts(labels: Sequence[str], targets: Iterable[int], predicted: Iterable[str]) -> np.ndarray:
-    """Confusion matrix of label indices `targets` (rows) and label names `predicted` (columns).
-
-    Shape: (labels, labels).
-    """
-    label_index = {name: index for index, name in enumerate(labels)}
-    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    for row, name in zip(targets, predicted, strict=True):
-        counts[row, label_index[name]] += 1
-    return counts

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from helpers_pages import HOSTILE, check_page
 
+from bertsmith.report.charts import LABEL_HEIGHT
 from bertsmith.report.comparison import ComparedRun, read_run, render_comparison_page, summarize
 
 COSTS = {"training_flops": 1.0, "parameters": 1, "steps": 1, "tokens": 1, "seconds": 1.0, "tokens_per_second": 1.0}
@@ -39,6 +40,21 @@ def test_headline_mentions_a_runner_up_within_the_standard_deviation(other: floa
     assert "first has the lowest loss, 1.200 nats per token" in text
     assert ("but other is within one standard deviation of the seeds" in text) == is_close
     assert "1.200 ± 0.283" in text
+
+
+def test_bands_and_labels_of_seeds_and_one_chart_at_a_time() -> None:
+    first, second = ([run(loss, seed=0), run(loss + 0.2, seed=1)] for loss in (1.0, 1.01))
+    for one in (*first, *second):
+        one.held_out.append({**one.held_out[0], "tokens": 2.0, "flops": 2.0, "seconds": 2.0, "token_loss": 0.5})
+    outline = check_page(render_comparison_page("x", {"first": first, "other": second}, {}, None))
+    assert outline.count("path", "band") == 2 * 3
+    assert outline.count("text", "end") == 2 * 3
+    heights = [float(str(attributes["y"])) for tag, attributes in outline.elements if attributes.get("dx") == "9"]
+    assert abs(heights[0] - heights[1]) >= LABEL_HEIGHT  # equal losses, but names that do not overlap
+    switches = [attributes for tag, attributes in outline.elements if tag == "input"]
+    assert ["checked" in one for one in switches] == [True, False, False]
+    single = {"first": first[:1], "other": second[:1]}
+    assert check_page(render_comparison_page("x", single, {}, None)).count("path", "band") == 0
 
 
 def test_different_objectives_have_no_winner() -> None:

@@ -92,14 +92,50 @@ def test_every_size_has_score_and_costs() -> None:
     for size in of.grid:
         assert f"{size.score:.2f}{100 * size.score / 92:.1f}\u00a0%{size.parameters / 1e6:.2f} M" in outline.visible
         assert f"{size.latency_ms:.2f} ms" in outline.visible
-    assert f"Accuracy {mean_score(of):.2f} on average over 12 sizes of one model: 87.0\u00a0%" in outline.visible
-    assert "base, fine-tuned for classification, has 92.00." in outline.visible
-    retained = "retains 76.1\u00a0% of that with 12\u00a0% of the parameters and 12\u00a0% of the operations"
-    assert retained in outline.visible
+    assert "Half the size keeps 92.4\u00a0% of the score" in outline.visible  # 85 of 92
+    assert "base, fine-tuned for classification, has accuracy 92.00." in outline.visible
+    assert "The sub-network of width 1, depth 0.5 has 85.00 with 50\u00a0% of the parameters" in outline.visible
+    assert "The smallest (width 0.25, depth 0.5) has 70.00 with 12\u00a0% of the parameters" in outline.visible
     shares = [float((attributes["style"] or "").partition(":")[2]) for attributes in cells(outline)]
     assert shares[0] == 1.0  # the widest and deepest comes first and is the best
     assert shares[-1] == 0.0
     assert shares == sorted(shares[:3], reverse=True) + shares[3:]
+
+
+@pytest.mark.parametrize(
+    ("scores", "headline"),
+    [
+        ((92.0, 91.08), "Half the size keeps 99.0\u00a0% of the score"),
+        ((90.0, 92.5), "Half the size keeps all of the score"),
+        ((90.0, math.nan), "Accuracy"),  # an undefined score keeps nothing
+    ],
+)
+def test_headline_names_the_share_of_the_score_at_half_the_size(scores: tuple[float, float], headline: str) -> None:
+    of = record(widths=(0.5, 1.0), depths=(1.0,))
+    pairs = zip(of.grid, reversed(scores), strict=True)  # the narrow one comes first
+    outline = check(
+        render_elastic_page(report(record(grid=[{**size.plain(), "score": score} for size, score in pairs])))
+    )
+    assert headline in outline.visible
+    assert outline.count("div", "alert") == math.isnan(scores[1])
+
+
+def test_headline_counts_operations_if_no_size_has_half_the_parameters() -> None:
+    of = record(widths=(0.5, 1.0), depths=(1.0,))
+    grid = [{**size.plain(), "parameters": 600_000 + int(400_000 * size.width)} for size in of.grid]
+    assert (
+        "Half the operations keep 87.0\u00a0% of the score"
+        in check(render_elastic_page(report(record(grid=grid)))).visible
+    )
+    grid = [{**size.plain(), "flops": 1e9 + size.width} for size in record(grid=grid).grid]
+    assert "80\u00a0% of the size keeps 87.0\u00a0%" in check(render_elastic_page(report(record(grid=grid)))).visible
+
+
+def test_degenerate_model_is_an_alert_without_shares_in_the_headline() -> None:
+    outline = check(render_elastic_page(report(record(), alerts=["degenerate: always the same answer"])))
+    assert outline.count("div", "alert") == 1
+    assert "of the score" not in outline.visible
+    assert f"Accuracy {mean_score(record()):.2f} on average over 12 sizes of one model" in outline.visible
 
 
 def test_small_differences_look_small() -> None:

@@ -12,8 +12,10 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.report.finetuning import (
+    MAX_CELL_ROWS,
     MAX_ERRORS,
     MAX_LABELS,
+    Confusion,
     SeedRun,
     TaskReport,
     build_task_report,
@@ -115,7 +117,8 @@ def full() -> TaskReport:
 
 
 def page_of(report: TaskReport) -> Outline:
-    outline = check_page(render_finetuning_page(report))
+    has_data = report.confusion is not None
+    outline = check_page(render_finetuning_page(report), scripts=2 if has_data else 0)
     assert outline.count("b") == 1  # the title of the run; all other texts are escaped
     return outline
 
@@ -137,9 +140,10 @@ def test_page_is_complete_and_escaped() -> None:
 def test_all_counts_of_the_confusion_matrix_are_shown() -> None:
     report = classified(labels=("a", "b", "c"))
     assert report.confusion is not None
-    counts = report.confusion[1]
+    counts = report.confusion.counts
     assert counts.sum() == 60
     cells = [attributes for tag, attributes in page_of(report).elements if tag == "td" and attributes.get("title")]
+    cells = [attributes for attributes in cells if "style" in attributes]
     counted = [str(attributes["title"]).partition(": ")[2].partition(" of ")[0] for attributes in cells]
     assert [int(count) for count in counted] == counts.flatten().tolist()
     assert [attributes["class"] == "correct" for attributes in cells] == np.eye(3, dtype=bool).flatten().tolist()
@@ -154,7 +158,7 @@ def test_most_confident_errors_come_first() -> None:
     assert report.errors[0].confidence == "98.8 %"
     assert len(report.errors) == MAX_ERRORS
     outline = page_of(classified(120, ("no", "yes")))
-    assert outline.count("li", "panel") == MAX_ERRORS
+    assert outline.count("td", "target") == MAX_ERRORS
     assert "40 of 120 predictions are wrong; the 20 most confident are listed." in outline.visible
 
 
@@ -165,8 +169,40 @@ def test_baseline_is_the_most_frequent_label() -> None:
     assert report.baseline == ("always “yes”", pytest.approx(100 * 12 / 14))
     assert report.baseline[1] == pytest.approx(report.score)
     visible = page_of(report).visible
-    assert "predicts yes for every example" in visible
+    assert "The model predicts yes everywhere: it has not learned the task." in visible
     assert "only 8 examples" in visible
+
+
+def test_cells_list_their_most_confident_errors_and_least_confident_hits() -> None:
+    confusion = classified(120, ("no", "yes")).confusion
+    assert confusion is not None
+    errors, hits = confusion.rows[0, 1], confusion.rows[0, 0]
+    assert [one.before for one in errors] == [f"text {number}" for number in range(114, -1, -6)]
+    assert [one.before for one in hits] == [f"text {number}" for number in range(120) if number % 3 and not number % 2][
+        :MAX_CELL_ROWS
+    ]
+    assert errors[0].confidence == "97.5 %"
+
+
+def test_labels_are_sorted_by_f1() -> None:
+    outline = page_of(classified(labels=("a", "b", "c")))
+    header = next(attributes for tag, attributes in outline.elements if tag == "th" and "aria-sort" in attributes)
+    assert header["aria-sort"] == "ascending"
+    values = [float(str(attributes["data-value"])) for _, attributes in outline.elements if "data-value" in attributes]
+    f1 = values[::5]  # F1, precision, recall, examples, predictions
+    assert len(f1) == 3
+    assert f1 == sorted(f1)
+
+
+def test_undefined_scores_and_diverged_training_are_alerts() -> None:
+    rows = [{"kind": "training", "step": 3, "loss": float("nan")}]
+    metrics = {"pearson": float("nan"), "mse": 1.0}
+    outline = page_of(TaskReport("t", "Fine-tuning", "dev", 500, "pearson", metrics, rows=rows))
+    assert outline.count("div", "alert") == 1
+    assert "Pearson undefined on 500 dev examples" in outline.visible
+    assert "Not a finite number: Pearson." in outline.visible
+    assert "The loss is nan at step 3: training diverged." in outline.visible
+    assert page_of(classified()).count("div", "alert") == 0
 
 
 def test_score_within_the_baseline_is_flagged() -> None:
@@ -276,7 +312,8 @@ def test_answers_are_formatted_in_one_line() -> None:
 @pytest.mark.parametrize(("metrics", "name"), [({"f1": 50.0}, "Macro F1"), ({"f1": 50.0, "recall": 50.0}, "F1")])
 def test_f1_of_chunks_is_not_a_macro_average(metrics: dict[str, float], name: str) -> None:
     counts = np.ones((3, 3), dtype=np.int64)
-    report = TaskReport("run", "Fine-tuning", "dev", 9, "f1", metrics, confusion=(("O", "B-X", "I-X"), counts))
+    confusion = Confusion(("O", "B-X", "I-X"), counts)
+    report = TaskReport("run", "Fine-tuning", "dev", 9, "f1", metrics, confusion=confusion)
     assert metric_name("f1", report) == name
     assert metric_name("f1_PER") == "F1 PER"
     assert metric_name("micro_f1") == "Micro F1"

@@ -1,83 +1,18 @@
 """Report page and model card of `fit`."""
 
 import re
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from helpers_pages import HOSTILE, Outline, check_page
+from helpers_pages import HOSTILE, WHOLE, Outline, candidate, check_page, fit_outcome
 
-from bertsmith.report.fit import render_fit_card, render_fit_page
-from bertsmith.shrinking.fit.measure import Conditions, ProcessTiming, Workload
-from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome, MissResult
+from bertsmith.report.fit import front_chart, render_fit_card, render_fit_page
+from bertsmith.shrinking.fit.result import MissResult
 from bertsmith.shrinking.fit.settings import BudgetConfig
 
 
-def candidate(name: str, score: float, latency: float, **changes: Any) -> CandidateResult:
-    fields: dict[str, Any] = {"precision": "float32", "memory_mb": 350.0, "is_measured": True, "holds": None}
-    fields |= {"is_chosen": False, "timings": None, **changes}
-    return CandidateResult(
-        name=name,
-        words=f"{name}, torch float32",
-        network=name,
-        subnet={},
-        engine="torch",
-        vocabulary="whole",
-        score=score,
-        float32_score=score,
-        latency_ms=latency,
-        size_mb=12.34,
-        on_front=True,
-        metrics=None,
-        interval=None,
-        parameters=1200,
-        **fields,
-    )
-
-
-WHOLE = candidate("whole", 90.0, 20.0, holds=False)
-
-
-def outcome(**changes: Any) -> FitOutcome:
-    latency = {"128": {"p50": 6.5, "p95": 7.0, "runs": 200}}
-    chosen = candidate(
-        "half", 88.0, 7.0, is_chosen=True, holds=True, timings=(ProcessTiming(latency, 351.0, 10.0),) * 5
-    )
-    estimated = candidate("quarter", 80.0, 3.0, is_measured=False, memory_mb=None, precision="int8")
-    fields: dict[str, Any] = {
-        "fits": True,
-        "metric": "accuracy",
-        "chosen": chosen,
-        "nearest": None,
-        "misses": (),
-        "notices": ("int8 is slower",),
-        "limit": BudgetConfig(latency_ms=8.0),
-        "model": "run/elastic",
-        **changes,
-    }
-    return FitOutcome(
-        budget="p95 ≤ 8 ms at 128 tokens",
-        reference=WHOLE,
-        front=(),
-        machine={"processor": "A processor", "cores": 2, "system": "Linux"},
-        threads=2,
-        conditions=Conditions(workloads=(Workload(name="128", lengths=(128,)),)),
-        versions={"torch": "2"},
-        examples=872,
-        measurements=9,
-        limits={},
-        data="task",
-        split="dev",
-        task="classification",
-        candidates=(WHOLE, chosen, estimated),
-        score=88.0,
-        metrics={},
-        interval=(86.0, 90.0),
-        **fields,
-    )
-
-
 def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
-    outline = check_page(render_fit_page(outcome(), "mine"))
+    outline = check_page(render_fit_page(fit_outcome(), "mine"), scripts=2)
     assert outline.count("path", "marker") == 3
     assert outline.count("path", "hollow") == 1
     assert outline.count("circle", "ring") == 1
@@ -89,7 +24,7 @@ def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
 
 
 def test_markers_lie_at_their_latency() -> None:
-    outline = Outline(render_fit_page(outcome(), "mine"))
+    outline = Outline(render_fit_page(fit_outcome(), "mine"))
     positions = [
         float(str(attributes["x"]).rstrip("%"))
         for tag, attributes in outline.elements
@@ -98,22 +33,38 @@ def test_markers_lie_at_their_latency() -> None:
     assert sorted(positions) == pytest.approx([15.0, 35.0, 100.0])
 
 
+def test_engines_have_their_colours_in_any_order() -> None:
+    names = ("onnxruntime", "torch", "compiled")
+    rows = tuple(replace(candidate(name, 90.0 - number, 3.0), engine=name) for number, name in enumerate(names))
+    found = replace(fit_outcome(chosen=rows[0]), candidates=rows, reference=rows[1])
+    for ordered in (rows, rows[::-1]):
+        legend = re.search(r'<ul class="legend">.*?</ul>', str(front_chart(replace(found, candidates=ordered)).chart))
+        assert legend is not None
+        assert re.findall(r"series-(\d).*?</svg>(\w+)", legend[0]) == [
+            ("1", "torch"),
+            ("2", "onnxruntime"),
+            ("3", "compiled"),
+        ]
+
+
 def test_floor_and_miss_are_shown() -> None:
     misses = (MissResult("score", 95.0, 90.0, "score 90.00 instead of 95 (5.00 too low)"),)
     limit = BudgetConfig(at_least=95.0)
-    nothing = outcome(fits=False, chosen=None, nearest=WHOLE, misses=misses, limit=limit)
-    visible = check_page(render_fit_page(nothing, "mine")).visible
+    nothing = fit_outcome(fits=False, chosen=None, nearest=WHOLE, misses=misses, limit=limit)
+    visible = check_page(render_fit_page(nothing, "mine"), scripts=2).visible
     assert "No candidate meets the budget. The closest is whole, torch float32: score 90.00 instead of 95" in visible
     assert "at least 95" in visible
 
 
 def test_hostile_names_are_escaped() -> None:
-    outline = check_page(render_fit_page(outcome(model=HOSTILE, metric=HOSTILE, notices=[HOSTILE]), HOSTILE))
+    outline = check_page(
+        render_fit_page(fit_outcome(model=HOSTILE, metric=HOSTILE, notices=[HOSTILE]), HOSTILE), scripts=2
+    )
     assert outline.count("b") == 1  # the name in the masthead
 
 
 def test_card_shows_costs_and_usage() -> None:
-    card = render_fit_card(outcome(), "mine")
+    card = render_fit_card(fit_outcome(), "mine")
     assert "**p95 ≤ 8 ms at 128 tokens**" in card
     assert "| latency p95, ms | 7.00 | 20.00 |" in card
     assert len(re.findall(r"^\| \d \| 128 tokens \| 6\.50 \| 7\.00 \| 200 \| 351 \|$", card, re.MULTILINE)) == 5

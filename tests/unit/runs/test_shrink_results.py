@@ -68,6 +68,7 @@ def test_run_writes_a_report_with_its_scores(tmp_path: Path) -> None:
     assert metrics.to_json() == json.loads((out / "result.json").read_text(encoding="utf-8"))
     page = (out / "report.html").read_text(encoding="utf-8")
     assert f"Accuracy {metrics['score']:.2f} on average over 4 sizes of one model" in page
+    assert '<div class="alert" role="alert">\n<p>degenerate: ' in page  # the tuned model always answers the same
     for member in metrics["grid"]:
         assert f"<b>{member['score']:.2f}</b>" in page
         assert f"{member['parameters']:,} parameters, {member['flops']:,.0f} FLOP" in page

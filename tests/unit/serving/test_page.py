@@ -4,40 +4,38 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import httpx
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api")
 
-from page_models import Exported, running, served
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from browser_pages import WatchedPage, needs_chromium, open_browser
+from page_models import elastic_record, network, running, served
+from playwright.sync_api import Browser, Page, expect
 from task_cases import TASK_CASES
 
+import bertsmith
 from bertsmith.bundled import model_folder
-from bertsmith.report.attention import render_attention_page
-from bertsmith.report.study import MapStudy
-from bertsmith.report.study_page import render_study_page
+from bertsmith.engines.artefact import write_artefact
+from bertsmith.engines.base import Artefact
+from bertsmith.files import write_json
+from bertsmith.serving.http.explore import describe_model
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.settings import ServeSettings
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"needs a Chromium at {CHROMIUM}")
+pytestmark = needs_chromium
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +49,6 @@ def address() -> Iterator[str]:
     ]
     with running(models) as url:
         yield url
-
-
-class WatchedPage:
-    """A page with its console warnings, errors and requests."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.messages: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self._record(message.type, message.text))
-        page.on("pageerror", lambda error: self.messages.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def _record(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.messages.append(text)
 
 
 @pytest.fixture
@@ -104,30 +86,71 @@ def test_typing_shows_a_prediction_and_the_last_text_wins(watched: WatchedPage) 
     expect(page.locator(".token-count")).to_contain_text("tokens")
 
 
-KINDS = ["classification of pairs", "tagging", "parsing", "regression", "multi_label", "choice", "spans"]
+KINDS = [
+    "classification of pairs", "tagging", "parsing", "regression", "multi_label", "choice", "spans",
+    "embedding of alike texts",
+]  # fmt: skip
 
 
-def test_every_kind_of_model_answers_on_the_page(browser: Browser) -> None:
-    """The bundled model, whose generator fills masks at one size, every task, and a graph without PyTorch."""
-    exported = served("classification", name="exported")
-    assert exported.model is not None
+@pytest.fixture(scope="module")
+def opened_folders(tmp_path_factory: pytest.TempPathFactory) -> list[ServedModel]:
+    """Models that `serve` opens from folders: bundled, exported in every format, and an elastic one."""
+    root = tmp_path_factory.mktemp("folders")
+    plain = served("classification", name="plain")
+    assert plain.model is not None
+    assert plain.task is not None
+    record = TaskRecord(task=plain.task)
+    for name in ("classifier", "elastic"):
+        bertsmith.save(plain.model, root / name)
+        write_task_record(record, root / name)
+    write_json(root / "elastic" / ELASTIC_FILE, elastic_record(plain.model).plain())
+    for engine in ("torch", "onnxruntime"):  # as `fit` writes them
+        folder = root / f"fitted-{engine}"
+        folder.mkdir()
+        write_artefact(plain.model, folder, Artefact.parse({"engine": engine, "precision": "int8"}))
+        write_task_record(record, folder)
+    bertsmith.export(root / "classifier", root / "hf", to="hf")
+    bertsmith.export(root / "classifier", root / "onnx", to="onnx")
+    bertsmith.export(network("bert-tiny"), root / "onnx-encoder", to="onnx")
+    folders = [model_folder("small"), *sorted(root.iterdir())]
+    return [ServedModel.open(folder, device="cpu") for folder in folders]
+
+
+def test_every_kind_of_model_answers_on_the_page(browser: Browser, opened_folders: list[ServedModel]) -> None:
+    """Every operation of every kind of model, at the whole and at the smallest size of the page."""
     models = [
-        ServedModel.open(model_folder("small"), device="cpu"),
+        *opened_folders,
         *(served(kind, name=kind) for kind in KINDS),
-        replace(exported, runner=Exported(exported.model)),
+        served(None, "deberta-base", name="pre-trained"),
+        served("tagging", name="elastic tagger", is_elastic=True),
     ]
+    assert {model.name for model in models} >= {"small", "classifier", "elastic", "hf", "onnx", "fitted-torch"}
     context = browser.new_context()
     with running(models) as url:
         page = context.new_page()
+        watched = WatchedPage(page)
         page.goto(url)
         for model in models:
             choose(page, model.name)
-            for index in range(page.locator(".operations button").count() if len(model.operations) > 1 else 0):
-                page.locator(".operations button").nth(index).click()
-                expect(page.locator(".answer")).not_to_be_empty()
-                expect(page.locator(".answer[aria-busy]")).to_have_count(0)
-                expect(page.locator("#problem")).to_be_hidden()
-    context.close()
+            buttons = page.locator(".operations button").all()
+            assert len(buttons) == len(describe_model(model).works)
+            for button in buttons:
+                if button.is_visible():
+                    button.click()
+                check_answer(page)
+                if page.locator("#size-width").count():
+                    for name in ("width", "depth"):
+                        page.locator(f"#size-{name}").press("Home")
+                    check_answer(page)
+                    expect(page.locator(".metrics .compared")).to_contain_text(re.compile("the same|differs"))
+        assert watched.messages == []
+        context.close()
+
+
+def check_answer(page: Page) -> None:
+    expect(page.locator(".answer > *").first).to_be_visible()
+    expect(page.locator(".answer[aria-busy]")).to_have_count(0)
+    expect(page.locator("#problem")).to_be_hidden()
 
 
 def test_snippets_repeat_the_request_of_the_page(watched: WatchedPage) -> None:
@@ -179,7 +202,9 @@ def test_maps_follow_the_text_and_keep_the_selected_head(watched: WatchedPage) -
     page.click("#maps .attention-maps button:has-text('content to position')")
     page.click("#maps .attention-grid button[aria-label='Layer 3, head 2']")
     page.fill("textarea", "the [MASK] gate")
-    expect(page.locator("#maps .attention-readout")).to_contain_text("the (2)")
+    expect(page.locator("#maps .attention-readout")).to_have_text(
+        re.compile(r"^(the \(2\)|gate \(4\)) → (the \(2\)|gate \(4\)): ")  # the only cells between two words
+    )
     expect(page.locator("#maps .choose-layer")).to_have_value("2")
     expect(page.locator("#maps .attention-maps button[aria-pressed=true]")).to_have_text("content to position")
     expect(page.locator(".attention-table:not([hidden])")).to_be_visible()
@@ -315,34 +340,3 @@ def test_key_is_requested_and_stored_in_the_tab(browser: Browser) -> None:
         page.click("#forget")
         expect(page.locator("#key-value")).to_be_visible()
         page.close()
-
-
-def test_explorer_script_works_in_a_report(browser: Browser, tmp_path: Path) -> None:
-    """Reports share the script; their maps, convolution kernels included, are part of the file."""
-    weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 4))
-    path = tmp_path / "attention.html"
-    maps = {"attention": [weights, weights], "convolution": [weights, weights]}
-    text = render_attention_page(["[CLS]", "a", HOSTILE, "[SEP]"], maps, title="t", facts={})
-    path.write_text(text, encoding="utf-8")
-    watched = WatchedPage(browser.new_page())
-    watched.page.goto(path.as_uri())
-    expect(watched.page.locator(".attention-grid canvas")).to_have_count(4)
-    watched.page.click("tr[data-layer='1'][data-head='1'] button >> visible=true")
-    expect(watched.page.locator(".choose-layer")).to_have_value("1")
-    assert watched.page.locator("td.share").first.evaluate("e => e.style.getPropertyValue('--share')")
-    watched.page.close()
-    assert watched.messages == []
-
-
-def test_study_script_draws_short_texts(browser: Browser, tmp_path: Path) -> None:
-    study = MapStudy(4)
-    study.add([{"attention": torch.full((1, 2, 4, 4), 0.25)}], torch.ones(1, 4, dtype=torch.bool))
-    path = tmp_path / "study.html"
-    path.write_text(render_study_page({"model": study}, {}), encoding="utf-8")
-    watched = WatchedPage(browser.new_page())
-    watched.page.goto(path.as_uri())
-    watched.page.focus("canvas")
-    watched.page.keyboard.press("ArrowDown")
-    expect(watched.page.locator(".study-readout")).to_have_text("query 2 → key 1: 0.25")
-    watched.page.close()
-    assert watched.messages == []

@@ -271,7 +271,12 @@ def test_answers_entities_confusion_and_files(wordpiece: Tokenizer) -> None:
         {"type": "LOC", "begin": 1, "end": 2, "text": "Bert", "score": pytest.approx(probability)},
     ]
     assert task.error(examples[0], answers[0]) == pytest.approx(probability)
-    labels, counts = task.confusion(examples, answers)
+    predicted_labels = task.predicted_labels(examples, answers)
+    labels, counts = predicted_labels.labels, predicted_labels.counts
+    wrong = next(item for item in predicted_labels.items if item.predicted != item.target)
+    assert (wrong.example, wrong.word, wrong.confidence) == (0, 1, pytest.approx(probability))
+    before, word, after = task.describe_label(examples[0], wrong)
+    assert (before, word, after[:10]) == ("Anna", "Bert", "gates Anna")
     assert counts[labels.index("I-PER"), labels.index("B-LOC")] == 1
     assert counts.sum() == sum(len(example.words) for example in examples)
     assert np.trace(counts) == counts.sum() - 1

@@ -1,5 +1,6 @@
 // Draw the maps of `data` into the markup of explorer.html inside `root`; return a function that removes all listeners.
-// `state` holds the selection; pass the same object for the next text to keep the selected head.
+// `state` holds the selection; pass the same object for the next text to keep the selected head. makeSortable is in
+// tables.js, which pages load before this file.
 function explore(root, data, state = {}) {
   const find = selector => root.querySelector(selector), abort = new AbortController();
   const { tokens, layers } = data, length = tokens.length, AVERAGE = -1;
@@ -8,9 +9,34 @@ function explore(root, data, state = {}) {
   const maps = data.maps.map(one => ({ ...one, maxHeads: Math.max(...one.heads),
     starts: one.heads.map((_, layer) => total(one.heads.slice(0, layer))),
     bytes: Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0)) }));
-  const before = { map: 0, layer: 0, head: 0, view: "map", query: 1, key: 1, ...state }, last = length - 1;
-  const chosen = Object.assign(state, before, { map: maps[before.map] ? before.map : 0,
-    layer: Math.min(before.layer, layers - 1), query: Math.min(before.query, last), key: Math.min(before.key, last) });
+  const text = tokens.join(" "), isFirst = state.layer === undefined;
+  const before = { map: 0, view: "map", ...state }, map = maps[before.map] ? before.map : 0;
+  const layer = isFirst ? null : Math.min(before.layer, layers - 1), head = isFirst || before.head === AVERAGE ? null : before.head;
+  const cell = state.text === text ? {} : strongest(maps[map], layer, head);
+  const chosen = Object.assign(state, before, { text, map, layer, head: before.head }, isFirst ? cell
+    : { query: cell.query ?? before.query, key: cell.key ?? before.key });
+
+  // The cell with the greatest weight or score between two different words, in a layer and head if these are given: most
+  // heads attend to themselves and to special tokens such as [CLS] anyway.
+  function strongest({ bytes, heads, starts, isScore }, onlyLayer, onlyHead) {
+    const isWord = tokens.map(token => !/^(\[[A-Z]+\d*\]|<[/|a-z_]+>)$/.test(token)), size = length * length;
+    const best = { layer: Math.max(0, heads.findIndex(Boolean)), head: 0, query: Math.min(1, length - 1),
+      key: Math.min(1, length - 1) };
+    let highest = 0;
+    for (let layer = onlyLayer ?? 0; layer <= (onlyLayer ?? layers - 1); layer++)
+      for (let head = onlyHead ?? 0; head <= Math.min(onlyHead ?? Infinity, heads[layer] - 1); head++)
+        for (let query = 0; query < length; query++)
+          for (let key = 0; key < length; key++) {
+            const byte = bytes[(starts[layer] + head) * size + query * length + key];
+            const value = isScore ? Math.abs(byte - 128) : byte;
+            if (value > highest && query !== key && isWord[query] && isWord[key]) {
+              highest = value;
+              Object.assign(best, { layer, head, query, key });
+            }
+          }
+    return best;
+  }
+
   const layerChoice = find(".choose-layer"), headChoice = find(".choose-head"), grid = find(".attention-grid");
   const stage = find(".attention-stage"), readout = find(".attention-readout");
   const rows = [...root.querySelectorAll(".attention-table tbody tr")];
@@ -118,7 +144,7 @@ function explore(root, data, state = {}) {
     const setFont = pixels => { pen.font = `${pixels}px ${colour("--mono")}`; };
     const room = pixels => { setFont(pixels); return Math.ceil(pen.measureText("m".repeat(longest)).width) + 8; };
     const letters = clamp((stage.clientWidth - room(10)) / length - 0.5, 10, 12.5), margin = room(letters);
-    const cell = Math.min(38, (stage.clientWidth - margin) / length), side = margin + cell * length;
+    const cell = Math.min(52, (stage.clientWidth - margin) / length), side = margin + cell * length;
     const heat = paint(document.createElement("canvas"), map), stride = Math.ceil((letters - 0.5) / cell);
     Object.assign(canvas, { width: side * ratio, height: side * ratio });
     canvas.style.width = canvas.style.height = side + "px";
@@ -247,18 +273,7 @@ function explore(root, data, state = {}) {
   for (const button of views) button.onclick = () => choose({ view: button.dataset.view });
   for (const row of rows)
     row.querySelector("button").onclick = () => choose({ layer: +row.dataset.layer, head: +row.dataset.head });
-  for (const table of root.querySelectorAll(".attention-table table")) {
-    const headers = [...table.querySelectorAll("th")], body = table.tBodies[0];
-    headers.forEach((header, column) => header.firstChild.onclick = () => {
-      // statistics are sorted descending at first
-      const current = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");
-      const order = current === "ascending" ? "descending" : "ascending";
-      headers.forEach(other => other.removeAttribute("aria-sort"));
-      header.setAttribute("aria-sort", order);
-      const value = row => +row.cells[column].dataset.value;
-      body.append(...[...body.rows].sort((a, b) => (order === "ascending" ? 1 : -1) * (value(a) - value(b))));
-    });
-  }
+  root.querySelectorAll(".attention-table table").forEach(makeSortable);
   for (const cell of root.querySelectorAll("td.share")) cell.style.setProperty("--share", cell.dataset.value);
   let lastWidth = 0;
   const observer = new ResizeObserver(() => {

@@ -31,7 +31,7 @@ from bertsmith.serving.http.wire import (
     Value,
 )
 
-router = APIRouter(route_class=StrictRoute, tags=["huggingface_hub"])
+router = APIRouter(route_class=StrictRoute, tags=["hugging_face_hub"])
 
 Pipeline = Literal[
     "feature-extraction",

@@ -1,6 +1,7 @@
 """Response descriptions for the OpenAPI document, and /docs, which renders the document as one page without scripts."""
 
 import json
+import re
 from html import escape
 from typing import Any
 
@@ -103,13 +104,18 @@ def _endpoint(document: Schema, method: str, path: str, details: Schema, base_ur
         f"<tr><td><code>{escape(status)}</code></td><td>{escape(response['description'])}</td></tr>"
         for status, response in details["responses"].items()
     )
-    text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in details.get("description", "").split("\n\n"))
+    text = "".join(f"<p>{_prose(paragraph)}</p>" for paragraph in details.get("description", "").split("\n\n"))
     return (
         f'<article class="panel endpoint" id="{escape(f"{method} {path}")}"><h3><code><b>{method.upper()}</b> '
         f"{escape(path)}</code> {escape(details['summary'])}</h3>{text}{_example(document, path, details, base_url)}"
         f'<details><summary>Responses</summary><div class="fields-table"><table>{rows}</table></div></details>'
         "</article>"
     )
+
+
+def _prose(text: str) -> str:
+    """Return a docstring's text as HTML, with code between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _example(document: Schema, path: str, details: Schema, base_url: str) -> str:
@@ -122,7 +128,7 @@ def _example(document: Schema, path: str, details: Schema, base_url: str) -> str
     required = {name: fields[name].get("examples", ["…"])[0] for name in schema.get("required", ())}
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type(field))}</td>"
-        f"<td>{escape(field.get('description', ''))}</td></tr>"
+        f"<td>{_prose(field.get('description', ''))}</td></tr>"
         for name, field in fields.items()
     )
     return (

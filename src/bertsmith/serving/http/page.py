@@ -50,7 +50,7 @@ def page_files() -> dict[str, PageFile]:
     texts = {entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if "." in entry.name}
     texts["base.css"] = read_asset("base.css")
     texts["explorer.css"] = read_asset("explorer.css") + read_asset("kernels.css")
-    texts["explorer.js"] = read_asset("explorer.js") + "\nexport { explore };\n"
+    texts["explorer.js"] = read_asset("tables.js") + read_asset("explorer.js") + "\nexport { explore };\n"
     page = {}
     for name, text in texts.items():
         content = text.encode()

@@ -1,4 +1,5 @@
-// Width and depth: sliders that snap to the available sizes, a table of recorded scores, and the cost of a size.
+// Width and depth: sliders that snap to the available sizes, a table of recorded scores (widths in rows and depths in
+// columns, as in the reports), and the cost of a size.
 
 import { make, median, milliseconds, short, signed } from "./dom.js";
 
@@ -67,9 +68,9 @@ export class Sizes {
     const { widths, depths, grid, metric } = this.sizes;
     const scores = grid.map(one => one.score), lowest = Math.min(...scores), highest = Math.max(...scores);
     this.cells = [];
-    const rows = [...depths].reverse().map(depth => make("tr", {}, make("th",
-      { scope: "row", textContent: `depth ${share(depth)}` }),
-      ...widths.map(width => {
+    const columns = [...depths].reverse(), heading = text => make("th", { scope: "col", textContent: text });
+    const rows = [...widths].reverse().map(width => make("tr", {},
+      make("th", { scope: "row", textContent: share(width) }), ...columns.map(depth => {
         const size = this.recorded(width, depth);
         if (!size) return make("td", {});
         const shade = (size.score - lowest) / (highest - lowest || 1);
@@ -81,8 +82,8 @@ export class Sizes {
       })));
     return make("div", { class: "grid-scores" }, make("table", {},
       make("caption", { textContent: `${metric} on dev` }),
-      make("tbody", {}, ...rows, make("tr", {}, make("th", { textContent: "width" }),
-        ...widths.map(width => make("th", { scope: "col", textContent: share(width) }))))));
+      make("thead", {}, make("tr", {}, make("th", { textContent: "width ↓ depth →" }), ...columns.map(depth =>
+        heading(share(depth))))), make("tbody", {}, ...rows)));
   }
 
   show() {

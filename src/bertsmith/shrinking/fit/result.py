@@ -5,6 +5,7 @@ Fields marked "nullable" are written as null if they are None; fields marked "hi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bertsmith.models.cost import parameters
 from bertsmith.shrinking.fit.bench import without_none
@@ -83,6 +84,8 @@ class FitOutcome:
     limits: Mapping[str, object]
     limit: BudgetConfig = field(metadata=HIDDEN)
     """The budget as settings."""
+    prefer: Literal["fast", "small"] = field(metadata=HIDDEN)
+    """Criterion among candidates that meet the minimum score."""
     model: str
     data: str
     split: str
@@ -144,6 +147,7 @@ def summarise_search(outcome: SearchOutcome) -> FitOutcome:
         measurements=outcome.measurements,
         limits=without_none(budget),
         limit=budget,
+        prefer=settings.prefer,
         model=settings.model.name,
         data=settings.data,
         split=settings.split,

@@ -183,6 +183,7 @@ def test_info_health_and_docs_describe_the_service(client: httpx.Client, folders
     assert client.get("/v1/models/spans").json()["id"] == "spans"
     assert client.get("/v1/models/none").status_code == 404
     page = client.get("/docs").text
+    assert "<p>Return <code>ready</code> with 200" in page
     assert 'id="post /rerank"' in page
     assert "<script" not in page
     assert "https://" not in page

@@ -38,9 +38,9 @@ TASK_HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
 }
 
 _BY_FAMILY = {
-    "classification": {"bert", "albert", "deberta", "deberta-v2"},
+    "classification": {"bert", "albert", "deberta", "deberta-v2", "mpnet"},
     "choice": {"bert", "albert", "electra", "convbert", "deberta-v2"},
-    "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2"},
+    "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2", "mpnet"},
 }
 # transformers' classification heads of ELECTRA and ConvBERT have an additional layer
 NATIVE = {**_BY_FAMILY, "regression": _BY_FAMILY["classification"], "spans": _BY_FAMILY["tagging"]}
@@ -64,8 +64,8 @@ def is_native(model: Model, name: str, task: str) -> bool:
 
 
 def inputs(task: str, *, has_pads: bool = True) -> dict[str, Tensor]:
-    """Return three sequences; `theirs` adds an axis for multiple choice."""
-    ids = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(4))
+    """Return three sequences without RoBERTa's padding token 1; `theirs` adds an axis for multiple choice."""
+    ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(4))
     lengths = torch.tensor([9, 1, 5] if has_pads else [9, 9, 9])
     mask = (torch.arange(9) < lengths[:, None]).long()
     return {"input_ids": ids, "attention_mask": mask}

@@ -17,6 +17,7 @@ from bertsmith.checkpoint.hf.distilbert import DISTILBERT
 from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.modernbert import MODERNBERT
+from bertsmith.checkpoint.hf.mpnet import MPNET
 from bertsmith.checkpoint.hf.names import to_ours
 from bertsmith.checkpoint.hf.roberta import ROBERTA, XLM_ROBERTA
 from bertsmith.checkpoint.hf.sentences import encoder_folder, read_sentences
@@ -28,7 +29,7 @@ from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
 _ALL = (
-    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT),
+    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MPNET, ELECTRA, ALBERT),
     *(CONVBERT, DEBERTA, DEBERTA_V2, MARIAN, MODERNBERT),
 )
 ADAPTERS: dict[str, FamilyAdapter] = {adapter.model_type: adapter for adapter in _ALL}

@@ -194,6 +194,9 @@ def _check_round_trip(
     if odd is not None:
         problem = "has no tensor for" if odd in ours else "needs a tensor for"
         raise InputError(f"a Hugging Face {adapter.model_type} {problem} {odd!r}")
+    for line in native.rows(config):
+        if not line.theirs and not torch.equal(ours[line.ours].cpu(), line.conversion.to_ours([])):
+            raise not_exportable(adapter.model_type, f"{line.ours} differs from its value there")
     return native
 
 

@@ -39,7 +39,7 @@ TASK_HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
 
 _BY_FAMILY = {
     "classification": {"bert", "albert", "deberta", "deberta-v2", "mpnet"},
-    "choice": {"bert", "albert", "electra", "convbert", "deberta-v2"},
+    "choice": {"bert", "albert", "electra", "convbert", "deberta-v2", "mpnet"},
     "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2", "mpnet"},
 }
 # transformers' classification heads of ELECTRA and ConvBERT have an additional layer

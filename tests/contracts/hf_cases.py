@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import bertsmith.hf  # noqa: F401 (registers the bertsmith classes)
+from bertsmith.checkpoint.hf.wrapped import MODELLING
 from bertsmith.checkpoint.hf.writing import HfExport
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.hf import modeling_bertsmith
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
@@ -86,6 +88,13 @@ def auto_class(plan: HfExport) -> type:
 def opened(plan: HfExport, folder: Path, **settings: Any) -> transformers.PreTrainedModel:
     """Load an exported model with `transformers`, in float64."""
     return auto_class(plan).from_pretrained(folder, dtype=torch.float64, **settings).eval()
+
+
+def opened_alone(plan: HfExport, folder: Path, **settings: Any) -> transformers.PreTrainedModel:
+    """Load an exported model with the classes of the file in its folder, in float64; the tests compare its bytes."""
+    assert (folder / MODELLING.name).read_bytes() == MODELLING.read_bytes()
+    kind = getattr(modeling_bertsmith, plan.architecture)
+    return kind.from_pretrained(folder, dtype=torch.float64, **settings).eval()
 
 
 def theirs(model: transformers.PreTrainedModel, task: str, inputs: dict[str, Tensor]) -> Tensor:

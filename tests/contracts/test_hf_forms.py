@@ -6,10 +6,11 @@ from random import Random
 import pytest
 import torch
 from elastic_cases import random_subnet
-from hf_cases import ENCODERS, LABELS, TASK_HEADS, inputs, is_native, opened, ours, task_model, theirs
+from hf_cases import ENCODERS, LABELS, TASK_HEADS, inputs, is_native, opened, opened_alone, ours, task_model, theirs
 from safetensors.torch import load_file, save_file
 
 import bertsmith
+from bertsmith.checkpoint.hf.wrapped import standalone_refusal
 from bertsmith.checkpoint.hf.writing import HfExport, first_difference, plan_hf
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -32,6 +33,9 @@ def check(model: Model, task: str, folder: Path, native: str = "auto") -> HfExpo
     given = inputs(task, has_pads=has_pads)
     there = opened(plan, folder)
     torch.testing.assert_close(theirs(there, task, given), ours(model, given), rtol=0, atol=1e-5)
+    if plan.form == "bertsmith" and standalone_refusal(model.config) is None:
+        alone = opened_alone(plan, folder)
+        torch.testing.assert_close(theirs(alone, task, given), ours(model, given), rtol=0, atol=1e-5)
     if task in ("classification", "tagging"):
         assert there.config.id2label == dict(enumerate(LABELS))
         assert there.config.label2id == {name: number for number, name in enumerate(LABELS)}

@@ -26,7 +26,7 @@ from bertsmith.checkpoint.hf.names import Row, to_theirs
 from bertsmith.checkpoint.hf.reading import ADAPTERS, adapter_for, read_config, rename_start
 from bertsmith.checkpoint.hf.sentences import pooling_refusal, write_sentences
 from bertsmith.checkpoint.hf.task_heads import PROBLEMS, is_choice, label_settings
-from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
+from bertsmith.checkpoint.hf.wrapped import architecture_of, check_wrappable, opening, wrapped_settings, write_wrapped
 from bertsmith.errors import InputError, nearest
 from bertsmith.files import write_json
 from bertsmith.layers.mixers import MixerConfig
@@ -303,8 +303,8 @@ def plan_hf(model: Model, *, native: NativeChoice = "auto", task: TaskContent | 
     check_wrappable(model)
     architecture = architecture_of(model.config, kind)
     settings = wrapped_settings(model.config, architecture) | extras
-    settings |= {"opened_by": OPENING, "why_not_native": reason}
-    remark = f"written as {architecture}, which transformers opens after `import bertsmith.hf`, because {reason}"
+    settings |= {"opened_by": f"the Auto classes of transformers, {opening(model.config)}", "why_not_native": reason}
+    remark = f"written as {architecture}, which transformers opens {opening(model.config)}, because {reason}"
     return HfExport(model, None, settings, remark + _scale_remark(task), task)
 
 

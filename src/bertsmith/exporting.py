@@ -258,11 +258,12 @@ def export(
     """Export a model, or the model of a folder with its task, with a model card; the folder is written atomically.
 
     "hf" writes a folder for `transformers` and returns a remark on its format: it opens without Bertsmith if a class
-    there computes the same, else with `trust_remote_code=True` or after `import bertsmith.hf`; `native` = "always" or "never" forces one. "onnx" writes
-    a folder for ONNX Runtime; its graph returns the output of the task head, or the last hidden states, or, with `head`
-    = "masked_tokens", the masked-token logits. `samples` are batches that the graph is compared on and that calibrate
-    activations. `task` is the folder of a fine-tuned model that is given as an object, for its task.json and score.
-    `part` selects the encoder or the generator of a model that was trained with a generator.
+    there computes the same, else with `trust_remote_code=True` or after `import bertsmith.hf`; `native` = "always" or
+    "never" forces one. "onnx" writes a folder for ONNX Runtime; its graph returns the output of the task head, or the
+    last hidden states, or, with `head` = "masked_tokens", the masked-token logits. `samples` are batches that the graph
+    is compared on and that calibrate activations. `task` is the folder of a fine-tuned model that is given as an
+    object, for its task.json and score. `part` selects the encoder or the generator of a
+    model that was trained with a generator.
     """
     check_options(to, precision, head)
     final = free_folder(folder, force)

@@ -292,6 +292,8 @@ class Attending(nn.Module):
 class Full(Attending):
     """Softmax attention with optional rotary positions, window and relative bias."""
 
+    bias_heads: Tensor
+
     def __init__(self, settings: Settings, width: int) -> None:
         head_width, has_bias = settings["head_width"] or width // settings["heads"], settings.get("has_bias", True)
         super().__init__(settings, width, head_width, (has_bias,) * 3)
@@ -796,8 +798,8 @@ class Scores(nn.Module):
         self.features = Features(settings, width)
         self.pooling, width = settings.get("pooling"), self.features.width
         hidden = settings["hidden"]
-        plain = {"has_bias": True, "norm": None, "drops_input": True}
-        self.layer = {**plain, "activation": hidden} if isinstance(hidden, str) else hidden
+        plain: Settings = {"has_bias": True, "norm": None, "drops_input": True}
+        self.layer: Settings | None = {**plain, "activation": hidden} if isinstance(hidden, str) else hidden
         self.hidden = nn.Linear(width, width, bias=self.layer["has_bias"]) if self.layer else None
         self.norm = layer_norm(width, self.layer["norm"]) if self.layer and self.layer["norm"] else None
         outputs = 2 if settings["kind"] == "spans" else len(settings["labels"])
@@ -912,7 +914,7 @@ TASK_KINDS = ("classifier", "tagger", "spans", "embedder")
 
 def build_heads(network: Settings) -> nn.ModuleDict:
     """Return the heads by kind; those that only Bertsmith reads, such as early exits, are left out."""
-    encoder, heads = network["encoder"], {}
+    encoder, heads = network["encoder"], dict[str, nn.Module]()
     width, vocabulary = encoder["width"], encoder["vocabulary"]
     for settings in network["heads"]:
         kind = settings["kind"]
@@ -945,7 +947,7 @@ class BertsmithPreTrainedModel(PreTrainedModel):
     config: BertsmithConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^heads\.", r"^generator\."]
+    _keys_to_ignore_on_load_unexpected: list[str] = [r"^heads\.", r"^generator\."]  # noqa: RUF012 (declared there so)
     head_kinds: ClassVar[tuple[str, ...]] = ()
     """The class needs one of these heads; empty if it needs none."""
 
@@ -1211,8 +1213,10 @@ class BertsmithForMultipleChoice(_ForTask):
     ) -> Any:
         if input_ids is None or input_ids.dim() != 3:
             raise ValueError("input_ids has not the shape (batch, choices, length)")
-        rows = [None if given is None else given.flatten(0, 1) for given in (input_ids, attention_mask, token_type_ids)]
-        states, is_token = self.states(*rows, others)
+        ids, mask, types = (
+            None if given is None else given.flatten(0, 1) for given in (input_ids, attention_mask, token_type_ids)
+        )
+        states, is_token = self.states(ids, mask, types, others)
         logits = self.task(states, is_token).view(input_ids.shape[:2])
         loss = None if labels is None else functional.cross_entropy(logits, labels)
         return self.packed(MultipleChoiceModelOutput, states, others, loss=loss, logits=logits)

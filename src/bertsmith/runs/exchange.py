@@ -157,9 +157,9 @@ def export_model(
     """Export a model to Hugging Face transformers, to ONNX Runtime or as an 8-bit PyTorch model.
 
     A Hugging Face folder loads with transformers alone if transformers has an equivalent class, otherwise with
-    trust_remote_code=True or after `import bertsmith.hf`. An ONNX folder runs with bertsmith.runtime and, if the model was fine-tuned, with evaluate
-    and predict. Both contain a model card, README.md. --to torch writes int8 weights, also of translation models, for
-    evaluate and predict.
+    trust_remote_code=True or after `import bertsmith.hf`. An ONNX folder runs with bertsmith.runtime and, if the model
+    was fine-tuned, with evaluate and predict. Both contain a model card, README.md. --to torch writes int8 weights,
+    also of translation models, for evaluate and predict.
 
     Parameters
     ----------

@@ -356,10 +356,11 @@ def _with_pooler(model: Model) -> Model | None:
     own = next((head for head in config.heads if isinstance(head, ClassifierConfig)), None)
     if own is None or own.pooling != "first" or "pooler" in model.heads:
         return None
-    head = model.heads["classifier"]
-    assert isinstance(head, Classifier)
     if own.hidden is None or own.hidden.changed(drops_input=True) != HiddenLayerConfig(activation="tanh"):
         return None
+    head = model.heads["classifier"]
+    assert isinstance(head, Classifier)
+    assert head.hidden is not None
     pooled = own.changed(pooling="pooler", hidden=None)
     score, pooler = pooled.build(config.encoder.width, 0, 0), PoolerConfig().build(config.encoder.width, 0, 0)
     score.score, pooler.project = head.score, head.hidden
@@ -387,8 +388,8 @@ def _without_terms(mixer: MixerConfig) -> MixerConfig:
     common = {name: getattr(mixer, name) for name in MixerConfig.model_fields if name != "kind"}
     if not isinstance(mixer, FullConfig) or mixer != FullConfig(**common):
         return mixer
-    dropout = {"position_dropout": mixer.dropout}
-    return DisentangledConfig(content_to_position=False, position_to_content=False, **dropout, **common)
+    plain = DisentangledConfig(heads=mixer.heads, content_to_position=False, position_to_content=False)
+    return plain.changed(position_dropout=mixer.dropout, **common)
 
 
 def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: TaskContent | None = None) -> str:

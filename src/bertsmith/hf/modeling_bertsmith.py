@@ -235,7 +235,7 @@ def _t5_bucket(distance: int, buckets: int, far: int) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """What all layers read besides the hidden states."""
+    """Inputs of all layers besides the hidden states."""
 
     is_token: Tensor
     """True at tokens, False at padding: (batch, length)."""
@@ -262,7 +262,7 @@ def softmax(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 class Attending(nn.Module):
-    """Base of mixers with queries, keys and values; `width` is that of the hidden states."""
+    """Base of mixers with queries, keys and values; `width` is the width of the hidden states."""
 
     def __init__(self, settings: Settings, width: int, head_width: int, biased: Sequence[bool]) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ class Disentangled(Attending):
                 scores = scores + by_row.gather(-1, row)
             if self.by_query:
                 by_row = torch.einsum("bkhd,rhd->bhkr", key, self._positions(vectors, self.position_query, 0))
-                is_printed = self.settings["position_to_content_row"] == "paper"  # that of key − query
+                is_printed = self.settings["position_to_content_row"] == "paper"  # the row of key − query
                 scores = scores + by_row.gather(-1, row if is_printed else row.mT).mT
         mixed = self.mix(softmax(scores * scale, rows.allowed(self.settings)), value)
         projected: Tensor = self.output(mixed.flatten(-2))
@@ -737,7 +737,7 @@ class Encoder(nn.Module):
 
 
 class Features(nn.Module):
-    """The hidden states that a task head reads: those of the last layers, and a BiLSTM over them."""
+    """The hidden states that a task head reads: the last layers, combined, and a BiLSTM over them."""
 
     def __init__(self, settings: Settings, width: int) -> None:
         super().__init__()
@@ -913,7 +913,7 @@ TASK_KINDS = ("classifier", "tagger", "spans", "embedder")
 
 
 def build_heads(network: Settings) -> nn.ModuleDict:
-    """Return the heads by kind; those that only Bertsmith reads, such as early exits, are left out."""
+    """Return the heads by kind, without heads that only Bertsmith reads, such as early exits."""
     encoder, heads = network["encoder"], dict[str, nn.Module]()
     width, vocabulary = encoder["width"], encoder["vocabulary"]
     for settings in network["heads"]:

@@ -108,7 +108,7 @@ class EncoderConfig(Record):
         return self
 
     def _check_relative(self, mixer: MixerConfig, path: str) -> None:
-        """Raise ValueError if the mixer does not find what it reads in the relative table."""
+        """Raise ValueError if the relative table does not have the vectors or biases that the mixer reads."""
         if not (mixer.reads_positions or mixer.reads_biases):
             return
         if self.relative is None:

@@ -1,7 +1,7 @@
 """Folders of ours for networks that no class of `transformers` computes: any model, any head.
 
 `bertsmith.hf` opens them, and so does the file `modeling_bertsmith.py` in the folder (`trust_remote_code=True`), which
-needs nothing of ours, for all networks but those of `standalone_refusal`.
+needs nothing of ours, except for the networks that `standalone_refusal` names.
 """
 
 import shutil

@@ -8,7 +8,8 @@ Each round runs both sides once, so that other load affects both alike. The tabl
 rounds of the ratio (above 1: ours is faster) of wall-clock time and, on a CPU, of the processor time of all threads,
 which other load disturbs less. "default" leaves batch size and precision to each side; with a precision, the peer's
 weights have it as well. Both sides read truncation, pooling and normalisation from the folder; the last column is the
-largest difference between the vectors. `--exported` compares the folder that `bertsmith export` writes with our model.
+largest difference between the vectors. `--exported` compares the folder that `bertsmith export` writes with our model;
+the peer runs the modelling code of the folder if no class of transformers computes the same.
 With --turn, only the rounds of a row are in a turn of this process (benchmarks/turns.py).
 """
 
@@ -24,7 +25,6 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import bertsmith
-import bertsmith.hf  # the peer opens folders of ours
 from bertsmith.models.model import Model
 from bertsmith.text.readers import first_texts
 from turns import Turn, add_options
@@ -55,7 +55,7 @@ def main() -> None:
 
 def _peer(folder: str, device: str, precision: str) -> SentenceTransformer:
     settings = {} if precision == DEFAULT else {"dtype": getattr(torch, precision)}
-    return SentenceTransformer(folder, device=device, model_kwargs=settings)
+    return SentenceTransformer(folder, device=device, model_kwargs=settings, trust_remote_code=True)
 
 
 def _row(

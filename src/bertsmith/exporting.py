@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import bertsmith
 from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.hf.wrapped import ALONE, WITH_PACKAGE
 from bertsmith.checkpoint.hf.writing import NativeChoice, save_hf
 from bertsmith.checkpoint.store import free_folder, load, read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, check_artefact
@@ -143,10 +144,15 @@ def _hf(name: str, config: Json, *, has_tokenizer: bool) -> _Format:
     architecture, is_ours = str(config["architectures"][0]), config["model_type"] == "bertsmith"
     ending = architecture.partition("For")[2]
     auto = f"AutoModelFor{ending}" if ending in _AUTO else "AutoModel"
-    run = ["import bertsmith.hf  # registers the class"] if is_ours else []
-    run += [f"from transformers import {auto}, AutoTokenizer", f"model = {auto}.from_pretrained({json.dumps(name)})"]
+    is_alone = is_ours and "not_standalone" not in config
+    run = ["import bertsmith.hf  # registers the class"] if is_ours and not is_alone else []
+    trust = ", trust_remote_code=True)  # or without it, after `import bertsmith.hf`" if is_alone else ")"
+    run += [
+        f"from transformers import {auto}, AutoTokenizer",
+        f"model = {auto}.from_pretrained({json.dumps(name)}{trust}",
+    ]
     run += [f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})"] if has_tokenizer else []
-    opens = "after `import bertsmith.hf`" if is_ours else "without Bertsmith"
+    opens = (ALONE if is_alone else WITH_PACKAGE) if is_ours else "without Bertsmith"
     description = f"as a Hugging Face folder, {architecture}, which transformers opens {opens}"
     library = "bertsmith" if is_ours else "transformers"
     return _Format(library, _AUTO.get(ending, "feature-extraction"), description, run)
@@ -155,7 +161,9 @@ def _hf(name: str, config: Json, *, has_tokenizer: bool) -> _Format:
 def _sentences(name: str, form: _Format) -> _Format:
     """The format of a folder for sentence-transformers."""
     run = [line for line in form.run if line.startswith("import bertsmith")]
-    run += ["from sentence_transformers import SentenceTransformer", f"model = SentenceTransformer({json.dumps(name)})"]
+    trust = ", trust_remote_code=True" if any("trust_remote_code" in line for line in form.run) else ""
+    run += ["from sentence_transformers import SentenceTransformer"]
+    run += [f"model = SentenceTransformer({json.dumps(name)}{trust})"]
     run += ['model.encode(["a text", "another one"])']
     return form._replace(library="sentence-transformers", pipeline="sentence-similarity", run=run)
 
@@ -250,11 +258,12 @@ def export(
     """Export a model, or the model of a folder with its task, with a model card; the folder is written atomically.
 
     "hf" writes a folder for `transformers` and returns a remark on its format: it opens without Bertsmith if a class
-    there computes the same, else after `import bertsmith.hf`; `native` = "always" or "never" forces one. "onnx" writes
-    a folder for ONNX Runtime; its graph returns the output of the task head, or the last hidden states, or, with `head`
-    = "masked_tokens", the masked-token logits. `samples` are batches that the graph is compared on and that calibrate
-    activations. `task` is the folder of a fine-tuned model that is given as an object, for its task.json and score.
-    `part` selects the encoder or the generator of a model that was trained with a generator.
+    there computes the same, else with `trust_remote_code=True` or after `import bertsmith.hf`; `native` = "always" or
+    "never" forces one. "onnx" writes a folder for ONNX Runtime; its graph returns the output of the task head, or the
+    last hidden states, or, with `head` = "masked_tokens", the masked-token logits. `samples` are batches that the graph
+    is compared on and that calibrate activations. `task` is the folder of a fine-tuned model that is given as an
+    object, for its task.json and score. `part` selects the encoder or the generator of a
+    model that was trained with a generator.
     """
     check_options(to, precision, head)
     final = free_folder(folder, force)

@@ -72,7 +72,9 @@ def test_names_are_imported_from_the_module_that_defines_them() -> None:
 
 
 def test_public_class_names_are_unique() -> None:
-    names = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    # the file in exported folders repeats classes, because it cannot import ours
+    trees = [tree for path, tree in TREES.items() if path.name != "modeling_bertsmith.py"]
+    names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     public = Counter(name for name in names if not name.startswith("_"))
     assert [name for name, count in public.items() if count > 1] == []
 

@@ -58,6 +58,11 @@ MIXER_CASES: dict[str, MixerConfig] = {
         heads=HEADS, head_width=4, value_width=7, dropout=0.0, rotary=10.0, has_bias=False
     ),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
+    "full with a relative bias": FullConfig(heads=HEADS, dropout=0.0, has_relative_bias=True),
+    "full with a relative bias, causal": FullConfig(heads=HEADS, dropout=0.0, has_relative_bias=True, is_causal=True),
+    "full rotary with a relative bias in a window, causal": FullConfig(
+        heads=HEADS, dropout=0.0, rotary=100.0, window=3, has_relative_bias=True, is_causal=True
+    ),
     "dynamic_conv": DynamicConvConfig(heads=HEADS, dropout=0.0),
     "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, kernel_size=3, kernel_from="fixed", dropout=0.0),
     "dynamic_conv depthwise": DynamicConvConfig(heads=HEADS, head_width=5, kernel_from="depthwise", dropout=0.0),
@@ -112,6 +117,7 @@ MIXER_CASES |= {
     "full sparsemax": FullConfig(heads=HEADS, dropout=0.0, sparse=SparseConfig(sparsity=-1.0)),
     "full entmax15 causal": FullConfig(heads=HEADS, dropout=0.0, sparse=ENTMAX15, is_causal=True),
     "full entmax in a window": FullConfig(heads=HEADS, dropout=0.0, window=2, sparse=ENTMAX),
+    "full entmax with a relative bias": FullConfig(heads=HEADS, dropout=0.0, has_relative_bias=True, sparse=ENTMAX),
     "span_conv entmax": SpanConvConfig(heads=HEADS, dropout=0.0, sparse=ENTMAX),
     "span_conv none sparsemax": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, sparse=SPARSEMAX),
     "long_short entmax causal": LongShortConfig(heads=HEADS, dropout=0.0, sparse=ENTMAX, is_causal=True),
@@ -245,6 +251,13 @@ def _with_alpha(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, **opti
     return attention.attention(query, key, value, sparse=SparseMap(alpha, scale=2.0), **options)
 
 
+def _attention_with_bias(**settings: Any) -> OpCase:
+    def op(query: Tensor, key: Tensor, value: Tensor, by_offset: Tensor, **options: Any) -> Tensor:
+        return attention.attention(query, key, value, bias=attention.RelativeBias(by_offset), **settings, **options)
+
+    return OpCase(op, attention.BACKENDS, lambda shape: [*_attended(shape), _numbers(3, 11)])
+
+
 def _disentangled(
     has_keys: bool, has_queries: bool, has_positions: bool = False, sparse: SparseMap | None = None
 ) -> OpCase:
@@ -316,6 +329,9 @@ OP_CASES: dict[str, OpCase] = {
     "attention with wider values": OpCase(
         attention.attention, attention.BACKENDS, lambda shape: [*_attended(shape)[:2], _numbers(*shape, 3, 5)]
     ),
+    "attention with a bias": _attention_with_bias(),
+    "attention with a bias in a window": _attention_with_bias(window=2),
+    "attention entmax15 with a bias": _attention_with_bias(sparse=SparseMap(1.5)),
     "attention sparsemax": OpCase(partial(attention.attention, sparse=SparseMap(2.0)), attention.BACKENDS, _attended),
     "attention entmax": OpCase(_with_alpha, attention.BACKENDS, _sparse_attention),
     "disentangled": _disentangled(True, True),

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import bertsmith.hf  # noqa: F401 (registers the bertsmith classes)
+from bertsmith.checkpoint.hf.wrapped import MODELLING
 from bertsmith.checkpoint.hf.writing import HfExport
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.hf import modeling_bertsmith
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
@@ -38,9 +40,9 @@ TASK_HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
 }
 
 _BY_FAMILY = {
-    "classification": {"bert", "albert", "deberta", "deberta-v2"},
-    "choice": {"bert", "albert", "electra", "convbert", "deberta-v2"},
-    "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2"},
+    "classification": {"bert", "albert", "deberta", "deberta-v2", "mpnet"},
+    "choice": {"bert", "albert", "electra", "convbert", "deberta-v2", "mpnet"},
+    "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2", "mpnet"},
 }
 # transformers' classification heads of ELECTRA and ConvBERT have an additional layer
 NATIVE = {**_BY_FAMILY, "regression": _BY_FAMILY["classification"], "spans": _BY_FAMILY["tagging"]}
@@ -64,8 +66,8 @@ def is_native(model: Model, name: str, task: str) -> bool:
 
 
 def inputs(task: str, *, has_pads: bool = True) -> dict[str, Tensor]:
-    """Return three sequences; `theirs` adds an axis for multiple choice."""
-    ids = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(4))
+    """Return three sequences without RoBERTa's padding token 1; `theirs` adds an axis for multiple choice."""
+    ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(4))
     lengths = torch.tensor([9, 1, 5] if has_pads else [9, 9, 9])
     mask = (torch.arange(9) < lengths[:, None]).long()
     return {"input_ids": ids, "attention_mask": mask}
@@ -86,6 +88,13 @@ def auto_class(plan: HfExport) -> type:
 def opened(plan: HfExport, folder: Path, **settings: Any) -> transformers.PreTrainedModel:
     """Load an exported model with `transformers`, in float64."""
     return auto_class(plan).from_pretrained(folder, dtype=torch.float64, **settings).eval()
+
+
+def opened_alone(plan: HfExport, folder: Path, **settings: Any) -> transformers.PreTrainedModel:
+    """Load an exported model with the classes of the file in its folder, in float64; the tests compare its bytes."""
+    assert (folder / MODELLING.name).read_bytes() == MODELLING.read_bytes()
+    kind = getattr(modeling_bertsmith, plan.architecture)
+    return kind.from_pretrained(folder, dtype=torch.float64, **settings).eval()
 
 
 def theirs(model: transformers.PreTrainedModel, task: str, inputs: dict[str, Tensor]) -> Tensor:

@@ -87,7 +87,7 @@ SURVIVES = {
     "sharing all": {"albert"},
     "a first branch": {"deberta-v2"},
     "groups": {"convbert"},
-    "no types": {"deberta", "deberta-v2", "marian", "modernbert"},
+    "no types": {"deberta", "deberta-v2", "marian", "modernbert", "mpnet"},
     "no norm": {"marian"},
     "no positions": {"deberta", "deberta-v2", "modernbert"},
     "pre-norm": {"modernbert"},

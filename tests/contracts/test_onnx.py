@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
     "sparse by sorting": (_stack("full entmax15 causal", "disentangled sparsemax"), "tagger"),
     "multi_linear": (_stack("multi_linear", "multi_linear causal"), "spans"),
     "favor": (_stack("favor", "favor relu", "favor hyperbolic with wider values"), "classifier"),
+    "mpnet-base": (_family("mpnet-base"), "classifier"),
     "albert-base": (_family("albert-base"), "classifier of the pooler"),
     "universal-base": (_family("universal-base"), "tagger"),
     "modern-small": (_family("modern-small"), "embedder"),

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and DistilBERT against `transformers`, in float64, on tiny random models."""
+"""RoBERTa, XLM-RoBERTa, MPNet and DistilBERT against `transformers`, in float64, on tiny random models."""
 
 from pathlib import Path
 
@@ -13,6 +13,12 @@ from transformers import (
     DistilBertForSequenceClassification,
     DistilBertForTokenClassification,
     DistilBertModel,
+    MPNetForMaskedLM,
+    MPNetForMultipleChoice,
+    MPNetForQuestionAnswering,
+    MPNetForSequenceClassification,
+    MPNetForTokenClassification,
+    MPNetModel,
     PreTrainedModel,
     RobertaForMaskedLM,
     RobertaForMultipleChoice,
@@ -24,10 +30,12 @@ from transformers import (
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
 )
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 import bertsmith
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.ops.attention import t5_slots
 
 _DISTILBERT_NAMES = {
     "hidden_size": "dim",
@@ -40,22 +48,25 @@ _DISTILBERT_NAMES = {
 DISTILBERT = {_DISTILBERT_NAMES.get(name, name): value for name, value in TINY.items()}
 ROBERTA = {**TINY, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 ENCODERS = [RobertaModel, RobertaForMaskedLM, XLMRobertaModel, XLMRobertaForMaskedLM]
-ENCODERS += [DistilBertModel, DistilBertForMaskedLM]
+ENCODERS += [DistilBertModel, DistilBertForMaskedLM, MPNetModel, MPNetForMaskedLM]
 SEQUENCE_CLASSES = [
     RobertaForSequenceClassification,
     XLMRobertaForSequenceClassification,
     DistilBertForSequenceClassification,
+    MPNetForSequenceClassification,
 ]
 TOKEN_CLASSES = [RobertaForTokenClassification, RobertaForQuestionAnswering]
 TOKEN_CLASSES += [DistilBertForTokenClassification, DistilBertForQuestionAnswering]
-CHOICE_CLASSES = [RobertaForMultipleChoice, DistilBertForMultipleChoice]
+TOKEN_CLASSES += [MPNetForTokenClassification, MPNetForQuestionAnswering]
+CHOICE_CLASSES = [RobertaForMultipleChoice, DistilBertForMultipleChoice, MPNetForMultipleChoice]
 
 
 def model_of(kind: type[PreTrainedModel], **settings: object) -> PreTrainedModel:
     if "DistilBert" in kind.__name__:
         dropouts = {"seq_classif_dropout": 0.0, "qa_dropout": 0.0}
         return make(kind, 0, {**DISTILBERT, **dropouts, **settings})
-    theirs = make(kind, 0, {**ROBERTA, **settings})
+    tiny = {**ROBERTA, "relative_attention_num_buckets": 32} if "MPNet" in kind.__name__ else ROBERTA
+    theirs = make(kind, 0, {**tiny, **settings})
     with torch.no_grad():  # rows before the first position are never read, and zeros after an export
         theirs.base_model.embeddings.position_embeddings.weight[:2] = 0
     return theirs
@@ -67,7 +78,7 @@ def inputs_of(theirs: PreTrainedModel) -> dict[str, Tensor]:
     return inputs
 
 
-@pytest.mark.parametrize("kind", [RobertaModel, XLMRobertaModel, DistilBertModel])
+@pytest.mark.parametrize("kind", [RobertaModel, XLMRobertaModel, DistilBertModel, MPNetModel])
 def test_hidden_states_equal_theirs(kind: type[PreTrainedModel], tmp_path: Path) -> None:
     theirs = model_of(kind)
     model, inputs = ours(theirs, tmp_path), inputs_of(theirs)
@@ -77,9 +88,27 @@ def test_hidden_states_equal_theirs(kind: type[PreTrainedModel], tmp_path: Path)
     assert model.max_seq_length == (20 if kind is DistilBertModel else 18)
 
 
-def test_loss_and_gradients_equal_theirs(tmp_path: Path) -> None:
-    theirs = model_of(RobertaForMaskedLM, type_vocab_size=2)
+@pytest.mark.parametrize(("kind", "types"), [(RobertaForMaskedLM, {"type_vocab_size": 2}), (MPNetForMaskedLM, {})])
+def test_loss_and_gradients_equal_theirs(kind: type[PreTrainedModel], types: dict[str, int], tmp_path: Path) -> None:
+    theirs = model_of(kind, **types)
     compare_masked_losses(ours(theirs, tmp_path), theirs, batch([9, 1, 4], 9, pad=1))
+
+
+def test_relative_bias_has_their_buckets() -> None:
+    offsets = torch.arange(-600, 601)
+    slots = t5_slots(16, 128)
+    reach = len(slots) // 2
+    found = slots[offsets.clamp(-reach, reach) + reach]
+    assert torch.equal(found, MPNetEncoder.relative_position_bucket(-offsets))
+
+
+def test_reordered_heads_are_no_mpnet(tmp_path: Path) -> None:
+    model = ours(model_of(MPNetModel), tmp_path / "theirs")
+    heads = torch.tensor([2, 0, 3, 1])
+    model.encoder.reorder([heads] * 3, [torch.arange(40)] * 3)
+    assert "encoder.blocks.0.mixer.bias_heads differs from its value there" in str(
+        bertsmith.export(model, tmp_path / "back")
+    )
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

@@ -145,7 +145,7 @@ def test_hugging_face_folders(model: Model, tmp_path: Path) -> None:
     ours = {"architectures": ["BertsmithModel"], "model_type": "bertsmith"}
     found = card(model, tmp_path, config=ours)
     assert found.data.library_name == "bertsmith"
-    assert "opens after `import bertsmith.hf`" in found.text
+    assert "opens with trust_remote_code=True, or after `import bertsmith.hf`" in found.text
     assert "import bertsmith.hf" in found.text
 
 

@@ -9,7 +9,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from bertsmith.bundled.hub import hub_folder, hub_hint, is_hub_name
+from bertsmith.bundled.hub import full_hub_name, hub_folder, hub_hint, is_hub_name
 
 FOLDERS = {
     folder.name: folder
@@ -51,6 +51,8 @@ def namesake_hint(name: str | Path) -> str:
 
 def bundled_hint(name: str | Path) -> str:
     """Return a hint for an error about a missing model: the closest bundled model, or all of them and the hub."""
+    if full := full_hub_name(str(name)):
+        return f"; did you mean {full!r}, the model of the Hugging Face hub?"
     close = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
     if close:
         return f"; did you mean the bundled model {close[0]!r}?"

@@ -5,6 +5,16 @@ from functools import lru_cache
 from pathlib import Path
 
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_OWNERS = {
+    "google-bert": r"bert-(base|large)-[\w-]+",
+    "FacebookAI": r"(xlm-)?roberta-(base|large)[\w-]*",
+    "distilbert": r"distil(bert|roberta)-base[\w-]*",
+    "albert": r"albert-x{0,2}(base|large)-v[12]",
+    "google": r"electra-(small|base|large)-(discriminator|generator)",
+    "answerdotai": r"ModernBERT-(base|large)",
+    "sentence-transformers": r"(all|multi-qa|msmarco|paraphrase)-[\w.-]+",
+}
+"""Owners of models on the hub that people know by the rest of the name."""
 _FILES = ("*.json", "*.safetensors", "vocab.txt")  # no pickles, no graphs, no code
 
 
@@ -18,6 +28,12 @@ def hub_hint(name: str | Path) -> str:
     """Return a hint for an error about a missing model: why it could not be loaded from the hub."""
     reason = _download(str(name)) if is_hub_name(name) else None
     return f"; nor is it available from the Hugging Face hub: {reason}" if isinstance(reason, str) else ""
+
+
+def full_hub_name(name: str) -> str | None:
+    """Return the whole name of a well-known model of the hub that is given without its owner, or None."""
+    owner = next((owner for owner, pattern in _OWNERS.items() if re.fullmatch(pattern, name)), None)
+    return None if owner is None else f"{owner}/{name}"
 
 
 def is_hub_name(name: str | Path) -> bool:

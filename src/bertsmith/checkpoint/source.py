@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from bertsmith.bundled import NAMES, model_folder
-from bertsmith.bundled.hub import hub_hint
+from bertsmith.bundled.hub import full_hub_name, hub_hint
 from bertsmith.checkpoint.hf.adapter import HfConfig
 from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.checkpoint.store import load, read_config
@@ -245,10 +245,12 @@ def check_name(name: str) -> None:
         return
     folder = model_folder(name)
     if not folder.is_dir():
+        problem = f"MODEL is {name!r}, which is neither a bundled model nor the folder of a model nor a preset; "
+        if full := full_hub_name(name):
+            raise InputError(f"{problem}did you mean {full!r}, the model of the Hugging Face hub?")
         raise InputError(
-            f"MODEL is {name!r}, which is neither a bundled model nor the folder of a model nor a preset; "
-            f"{nearest(name, [*NAMES, *PRESETS])} (presets have random weights; a model of the Hugging Face hub is "
-            f"given as owner/name){hub_hint(name)}"
+            f"{problem}{nearest(name, [*NAMES, *PRESETS])} (presets have random weights; a model of the Hugging Face "
+            f"hub is given as owner/name){hub_hint(name)}"
         )
     if not (folder / "config.json").is_file():
         raise InputError(f"MODEL {name!r} is not the folder of a model: it has no config.json")

@@ -18,7 +18,7 @@ from bertsmith.checkpoint.files import (
 )
 from bertsmith.checkpoint.hf.reading import load_hf
 from bertsmith.checkpoint.hf.sentences import encoder_folder, is_sentence_file, lowercases_texts
-from bertsmith.checkpoint.hf.wrapped import FORMAT
+from bertsmith.checkpoint.hf.wrapped import FORMAT, MODELLING
 from bertsmith.checkpoint.masks import MASKS_FILE, read_masks, write_masks
 from bertsmith.errors import InputError
 from bertsmith.files import SEAL, NewFolder, read_json, verification, write_json, write_seal
@@ -30,7 +30,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json", "README.md"}
-_MODEL_FILES |= {SEAL, "artefact.json", "model.onnx", "onnx.json", MASKS_FILE}
+_MODEL_FILES |= {MODELLING.name, SEAL, "artefact.json", "model.onnx", "onnx.json", MASKS_FILE}
 
 
 def load(

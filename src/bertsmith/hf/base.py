@@ -1,6 +1,8 @@
 """Base of the classes of `bertsmith.hf`: one of our models inside, with the tensor names of our files."""
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import torch
@@ -9,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
 from bertsmith.checkpoint.files import tensors_of
-from bertsmith.checkpoint.hf.wrapped import MODEL_TYPE, wrapped_settings
+from bertsmith.checkpoint.hf.wrapped import MODEL_TYPE, MODELLING, wrapped_settings
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.build import assemble, build, initialise
@@ -30,6 +32,7 @@ class BertsmithConfig(PreTrainedConfig):
     # None as default, so that values of the files are always written again
     bertsmith: int | None = None
     model: dict[str, Any] | None = None
+    not_standalone: str | None = None
     vocab_size: int | None = None
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
@@ -164,6 +167,8 @@ class BertsmithPreTrainedModel(PreTrainedModel):
         whole = self.state_dict() if state_dict is None else state_dict
         unique = {name: tensor for name, tensor in whole.items() if name in names}
         super().save_pretrained(save_directory, is_main_process, unique, *rest, **others)
+        if is_main_process:
+            shutil.copyfile(MODELLING, Path(save_directory) / MODELLING.name)
 
     def _fresh_values(self, model: Model) -> dict[int, dict[str, Tensor]]:
         """Values by module that their loader may ask for again: derived buffers, and the fresh weights of a task head.

@@ -12,6 +12,7 @@ from torch.nn.functional import embedding
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
+from bertsmith.ops.attention import t5_slots
 from bertsmith.ops.disentangled import RelativePositions, bucket_slots, linear_slots
 from bertsmith.settings import Record
 
@@ -65,13 +66,16 @@ def position_vectors(table: Tensor, tokens: Tensor, layout: SequenceLayout) -> T
 
 
 class RelativeConfig(Record):
-    """Relative position embedding: one vector per distance, or per bucket of distances."""
+    """Relative position embedding: one vector per distance, or per bucket of distances; or one bias per head."""
 
+    heads: int | None = Field(default=None, gt=0)
+    """Numbers per row: one bias for each head, which full mixers with `has_relative_bias` add to their scores (T5,
+    MPNet). None for vectors of the encoder's width, which disentangled mixers read."""
     span: int = Field(default=512, gt=0)
     """Half the rows of the table: the distances, or buckets, on either side."""
     max_distance: int | None = Field(default=None, gt=1)
-    """Put distances between span / 2 and this one into logarithmic buckets (v2, v3); None for one row per distance
-    (v1)."""
+    """Put distances between span / 2 and this one into logarithmic buckets (DeBERTa v2 and v3, T5); None for one row
+    per distance (DeBERTa v1)."""
     clamp: Literal["official", "hf"] = "official"
     """Row of distances from `max_distance` on: the row of max_distance - 1, as in the official code, or the first and
     last row of the table, one of which was never trained, as in Hugging Face's."""
@@ -89,18 +93,28 @@ class RelativeConfig(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_bias(self) -> "RelativeConfig":
+        if self.heads is not None and (self.has_norm or self.clamp != "official"):
+            raise ValueError(
+                f"relative.heads is {self.heads}; allowed for a bias: has_norm = false, clamp = 'official'"
+            )
+        return self
+
     def build(self, width: int) -> "RelativeTable":
-        return RelativeTable(width, 2 * self.span, self.slots(), self.epsilon if self.has_norm else None)
+        return RelativeTable(self.heads or width, 2 * self.span, self.slots(), self.epsilon if self.has_norm else None)
 
     def slots(self) -> Tensor:
         """Return the row of every offset in rising order; offsets beyond the ends use the row of the end."""
+        if self.heads is not None:
+            return t5_slots(self.span, self.max_distance)
         if self.max_distance is None:
             return linear_slots(self.span)
         return bucket_slots(self.span, self.max_distance, clamps_distance=self.clamp == "official")
 
 
 class RelativeTable(nn.Module):
-    """The relative position vectors and the row of every offset."""
+    """The relative position vectors, or the biases of all heads, and the row of every offset."""
 
     slots: Tensor
 

@@ -67,7 +67,7 @@ class EncoderConfig(Record):
     final_norm: NormConfig | None = None
     """A norm after the last layer; pre-norm encoders need one."""
     relative: RelativeConfig | None = None
-    """The table of relative positions that disentangled mixers read."""
+    """The table of relative positions that disentangled mixers, and full mixers with a relative bias, read."""
     sharing: Sharing = "none"
     """Weights that all layers share: none, all, the mixers, or the feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
@@ -103,9 +103,23 @@ class EncoderConfig(Record):
                         f"layers.{index}.{name}.max_length is {limit}; allowed: embedding.max_length, "
                         f"{self.embedding.max_length}, or more"
                     )
-                if self.relative is None and isinstance(part, MixerConfig) and part.reads_positions:
-                    raise ValueError(f"layers.{index}.{name} reads relative positions; set relative")
+                if isinstance(part, MixerConfig):
+                    self._check_relative(part, f"layers.{index}.{name}")
         return self
+
+    def _check_relative(self, mixer: MixerConfig, path: str) -> None:
+        """Raise ValueError if the relative table does not have the vectors or biases that the mixer reads."""
+        if not (mixer.reads_positions or mixer.reads_biases):
+            return
+        if self.relative is None:
+            raise ValueError(f"{path} reads relative positions; set relative")
+        heads = self.relative.heads
+        if mixer.reads_positions and heads is not None:
+            raise ValueError(f"{path} reads relative position vectors, but relative.heads is {heads}; leave it out")
+        if mixer.reads_biases and (heads is None or heads < mixer.heads):
+            raise ValueError(
+                f"{path} reads a bias for {mixer.heads} heads; set relative.heads to {mixer.heads} or more"
+            )
 
     @model_validator(mode="after")
     def _check_rank(self) -> "EncoderConfig":
@@ -323,6 +337,7 @@ class ModelConfig(Record):
             for index, layer in enumerate(stack.layers):
                 found = [f"a mixer of kind {mixer.kind!r}" for mixer in layer.mixers if mixer.kind != "full"]
                 found += ["sparse attention" for mixer in layer.mixers if getattr(mixer, "sparse", None) is not None]
+                found += ["a relative bias" for mixer in layer.mixers if mixer.reads_biases]
                 found += ["a grouped feed-forward"] if layer.feedforward.groups > 1 else []
                 found += ["a branch"] if layer.branch is not None else []
                 if found:

@@ -9,6 +9,7 @@ from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
+from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (
     MaskedTokensConfig,
@@ -42,6 +43,16 @@ def bert(size: Size) -> ModelConfig:
     encoder = size.encoder(size.embedding(positions="learned", types=2), *[layer] * size.layers)
     heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
     return ModelConfig(family="bert", encoder=encoder, heads=heads)
+
+
+def mpnet(size: Size) -> ModelConfig:
+    """Song et al. 2020: BERT's layers without segments, with a bias for each head and relative position (T5)."""
+    layer = size.layer(FullConfig(heads=size.heads, dropout=size.dropout, has_relative_bias=True))
+    layer = layer.changed(norm=size.norm_of(1e-5))
+    relative = RelativeConfig(heads=size.heads, span=16, max_distance=128)
+    embedding = size.embedding(positions="learned", types=0, epsilon=1e-5)
+    encoder = size.encoder(embedding, *[layer] * size.layers, relative=relative)
+    return ModelConfig(family="mpnet", encoder=encoder, heads=(MaskedTokensConfig(epsilon=1e-5),))
 
 
 def electra(size: FactorisedSize) -> ModelConfig:

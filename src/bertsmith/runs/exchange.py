@@ -81,7 +81,7 @@ class HfExportResult(ImportResult):
     """Result of `bertsmith export --to hf`."""
 
     form: Literal["native", "bertsmith"]
-    """"native" loads with transformers alone, "bertsmith" needs `import bertsmith.hf`."""
+    """"native" loads with transformers alone, "bertsmith" with `trust_remote_code=True` or `import bertsmith.hf`."""
     architecture: str
     remark: str
 
@@ -156,10 +156,10 @@ def export_model(
 ) -> HfExportResult | OnnxExportResult | TorchExportResult:
     """Export a model to Hugging Face transformers, to ONNX Runtime or as an 8-bit PyTorch model.
 
-    A Hugging Face folder loads with transformers alone if transformers has an equivalent class, otherwise after
-    `import bertsmith.hf`. An ONNX folder runs with bertsmith.runtime and, if the model was fine-tuned, with evaluate
-    and predict. Both contain a model card, README.md. --to torch writes int8 weights, also of translation models, for
-    evaluate and predict.
+    A Hugging Face folder loads with transformers alone if transformers has an equivalent class, otherwise with
+    trust_remote_code=True or after `import bertsmith.hf`. An ONNX folder runs with bertsmith.runtime and, if the model
+    was fine-tuned, with evaluate and predict. Both contain a model card, README.md. --to torch writes int8 weights,
+    also of translation models, for evaluate and predict.
 
     Parameters
     ----------

@@ -4,15 +4,20 @@ from bertsmith.layers.elementwise import Activation
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig, HiddenLayerConfig, SpansConfig, TaggerConfig
 
-_HIDDEN_LAYERS: dict[str, Activation] = {"roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
+_HIDDEN_LAYERS: dict[str, Activation] = {
+    "roberta": "tanh",
+    "xlm-roberta": "tanh",
+    "mpnet": "tanh",
+    "distilbert": "relu",
+}
 
 
 def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
     """Return the classification head of the family's paper.
 
     BERT uses its pooler; ELECTRA and ConvBERT the first token; DeBERTa and other models with disentangled attention add
-    a GELU layer, RoBERTa a tanh and DistilBERT a ReLU layer; ModernBERT uses mean pooling and a GELU layer with a norm.
-    Causal encoders use the last token, the only one that sees the text.
+    a GELU layer, RoBERTa and MPNet a tanh and DistilBERT a ReLU layer; ModernBERT uses mean pooling and a GELU layer
+    with a norm. Causal encoders use the last token, the only one that sees the text.
     """
     head = _family_classifier(model, labels)
     return head.changed(pooling="last") if model.is_causal and head.pooling != "mean" else head

@@ -7,6 +7,7 @@ import pytest
 
 import bertsmith
 from bertsmith.bundled import hub
+from bertsmith.checkpoint.source import check_name
 from bertsmith.errors import InputError
 from bertsmith.serving.model import ServedModel
 
@@ -43,6 +44,21 @@ def test_unavailable_models_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(InputError, match=r"'someone/model' does not exist; .* available from the .* hub: no network$"):
         bertsmith.load("someone/model")
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("roberta-base", "FacebookAI/roberta-base"),
+        ("xlm-roberta-large", "FacebookAI/xlm-roberta-large"),
+        ("distilbert-base-cased", "distilbert/distilbert-base-cased"),
+        ("all-mpnet-base-v2", "sentence-transformers/all-mpnet-base-v2"),
+    ],
+)
+def test_well_known_names_without_owner_are_completed(name: str, whole: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean '{whole}', the model of the Hugging Face hub"):
+        check_name(name)
 
 
 def test_paths_in_local_folders_are_not_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from torch import nn
+from transformers import MPNetConfig, MPNetModel, MPNetTokenizer
 
 import bertsmith
 import bertsmith.hf
@@ -75,6 +76,37 @@ def test_pooling_modes(base: Model, pooling: str, tmp_path: Path) -> None:
     model = bertsmith.load(tmp_path / "sentences")
     assert model.max_seq_length == 20
     assert largest_difference(model, tmp_path / "sentences") < 1e-5
+
+
+def test_mpnet_folder_and_back(tmp_path: Path) -> None:
+    words = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "a",
+        "smith",
+        "iron",
+        "##s",
+        "lantern",
+        "rain",
+        ",",
+        ".",
+        "[UNK]",
+        "<mask>",
+    ]
+    tokenizer = MPNetTokenizer({word: index for index, word in enumerate(words)})
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    sizes |= {"vocab_size": len(words), "initializer_range": 0.5, "layer_norm_eps": 1e-5}
+    torch.manual_seed(0)
+    MPNetModel(MPNetConfig(**sizes, max_position_embeddings=514)).save_pretrained(tmp_path / "hf")
+    tokenizer.save_pretrained(tmp_path / "hf")
+    parts = [Transformer(str(tmp_path / "hf"), max_seq_length=200), Pooling(24), Normalize()]
+    SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "sentences"))
+    model = bertsmith.load(tmp_path / "sentences")
+    assert largest_difference(model, tmp_path / "sentences") < 1e-5
+    assert "written as MPNetModel, which transformers opens without" in str(bertsmith.export(model, tmp_path / "back"))
+    assert largest_difference(model, tmp_path / "back") < 1e-5
 
 
 def test_dense_layers_prompts_and_lower_case(base: Model, tmp_path: Path) -> None:

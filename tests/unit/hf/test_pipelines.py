@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_cases import LABELS, TASK_HEADS
-from transformers import AutoTokenizer, pipeline
+from cases import tiny_model
+from hf_cases import ENCODERS, LABELS, TASK_HEADS, auto_class
+from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import bertsmith
+from bertsmith.checkpoint.hf.wrapped import standalone_refusal
+from bertsmith.checkpoint.hf.writing import plan_hf
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.model import Model
@@ -88,3 +91,30 @@ def test_tokenizer_gives_the_inputs_of_the_model(base: Model, tmp_path: Path) ->
     assert set(made) == {"input_ids", "token_type_ids", "attention_mask"}
     expected = model.require_tokenizer().encode(TEXTS)
     assert all(made[name].tolist() == array.tolist() for name, array in expected.items())
+
+
+@pytest.mark.slow  # every family
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("task", ["classification", "tagging", "spans"])
+def test_every_family_in_trainer_and_pipeline(name: str, task: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """In a class of theirs, else in the class of the folder's own file."""
+    base = tiny_model(name, layers=2).config
+    encoder = base.encoder.changed(vocabulary=tokenizer.size, embedding=base.encoder.embedding.changed(max_length=40))
+    model = bertsmith.build(base.changed(encoder=encoder, heads=()), seed=0)
+    model.tokenizer = tokenizer
+    model = with_task_head(model, TASK_HEADS[task](model.config), seed=0).float().eval()
+    plan = plan_hf(model)
+    plan.write(tmp_path)
+    options = {} if plan.form == "native" or standalone_refusal(model.config) else {"trust_remote_code": True}
+    there = auto_class(plan).from_pretrained(tmp_path, **options)
+    labels = {"classification": {"labels": 1}, "spans": {"start_positions": 1, "end_positions": 2}}
+    rows = [AutoTokenizer.from_pretrained(tmp_path)(text, padding="max_length", max_length=20) for text in TEXTS * 2]
+    rows = [{**row, **labels.get(task, {"labels": [1] * 20})} for row in rows]
+    settings = TrainingArguments(str(tmp_path / "run"), max_steps=1, use_cpu=True, report_to=[], save_strategy="no")
+    trained = Trainer(there, settings, train_dataset=rows).train()
+    assert trained.training_loss > 0
+    if task == "classification":
+        (found,) = pipeline("text-classification", str(tmp_path), top_k=None, **options)([TEXTS[0]])
+        expected = shares(model, TEXTS[0])
+        for answer in found:
+            assert answer["score"] == pytest.approx(expected[LABELS.index(answer["label"])].item(), abs=1e-5)

@@ -132,7 +132,9 @@ def test_memory_is_rejected_with_rotary_or_window() -> None:
     mixer = FullConfig(heads=2, rotary=10.0).build(16)
     assert isinstance(mixer.output, ElasticLinear)
     memory = Memory(torch.randn(1, 3, 16), SequenceLayout.full(1, 3))
-    with pytest.raises(InputError, match=r"cannot attend to a memory; allowed: .* without rotary and window"):
+    with pytest.raises(
+        InputError, match=r"cannot attend to a memory; allowed: .* without rotary, window and relative bias"
+    ):
         mixer(torch.randn(1, 2, 16), ForwardContext(SequenceLayout.full(1, 2), memory=memory))
 
 

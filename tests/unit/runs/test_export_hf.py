@@ -46,7 +46,7 @@ def test_model_without_native_class_is_wrapped(
     metrics = export_model(run, out=tmp_path / "hf", **choice)
     output = " ".join(capsys.readouterr().out.split())
     assert metrics["form"] == "bertsmith"
-    assert "which transformers opens after `import bertsmith.hf`, because" in output
+    assert "which transformers opens with trust_remote_code=True, or after `import bertsmith.hf`, because" in output
     assert why in output
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert why in settings["why_not_native"]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
+from torch import Tensor
+
 from bertsmith.checkpoint.hf.names import Row, expand, linear
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.elementwise import Activation, NormConfig
@@ -99,6 +101,8 @@ class HeadAdapter:
     """Optional parts of the model whose tensors belong to the head in this class."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Settings that only the head reads, with the value that the encoder's reader expects."""
+    constants: Mapping[str, Callable[[int], Tensor]] = field(default_factory=dict)
+    """Their names of tensors that have one value here, with the function from the width to it; checked on reading."""
     matches: Callable[[HfConfig], bool] = lambda data: True
     """Whether the settings of a folder describe this variant of the head."""
 

@@ -20,6 +20,7 @@ from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
     hidden_classifier,
     layers_dropout,
+    plain_classifier,
     pooled_classifier,
     span_finder,
     token_tagger,
@@ -266,7 +267,15 @@ def _lacks(config: ModelConfig) -> str | None:
 def _forms(name: str, *, has_choices: bool) -> tuple[HeadAdapter, ...]:
     """Adapters of the task heads: with equal dropouts the pooler belongs to the head, else to the model."""
     reading = dropout_setting("cls_dropout")[0]
-    forms: list[HeadAdapter] = []
+    identity: HfSettings = {"pooler_hidden_act": "linear", "pooler_dropout": 0.0}
+    plain = plain_classifier(
+        f"{name}ForSequenceClassification",
+        "pooler.dense",
+        identity,
+        excludes=frozenset({"heads.pooler"}),
+        overrides={"pooler_hidden_act": "gelu"},
+    )
+    forms: list[HeadAdapter] = [plain]
     for what in ("SequenceClassification", *(["MultipleChoice"] if has_choices else [])):
         is_choice = what == "MultipleChoice"
         hidden = hidden_classifier(

@@ -31,7 +31,10 @@ def reshaped(to_ours: Callable[[Tensor], Tensor], to_theirs: Callable[[Tensor], 
 
 @dataclass(frozen=True)
 class Row:
-    """One of our tensors and the tensor, or the stack of tensors, that it is in the other library."""
+    """One of our tensors and the tensor, or the stack of tensors, that it is in the other library.
+
+    A row without any of theirs is a tensor of ours that has the same value in every file of theirs.
+    """
 
     ours: str
     theirs: tuple[str, ...]

@@ -17,6 +17,7 @@ from bertsmith.checkpoint.hf.distilbert import DISTILBERT
 from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.modernbert import MODERNBERT
+from bertsmith.checkpoint.hf.mpnet import MPNET
 from bertsmith.checkpoint.hf.names import to_ours
 from bertsmith.checkpoint.hf.roberta import ROBERTA, XLM_ROBERTA
 from bertsmith.checkpoint.hf.sentences import encoder_folder, read_sentences
@@ -28,7 +29,7 @@ from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
 _ALL = (
-    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT),
+    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MPNET, ELECTRA, ALBERT),
     *(CONVBERT, DEBERTA, DEBERTA_V2, MARIAN, MODERNBERT),
 )
 ADAPTERS: dict[str, FamilyAdapter] = {adapter.model_type: adapter for adapter in _ALL}
@@ -71,6 +72,8 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     kinds = {head.kind for head in config.heads}
     parts = frozenset(part for part in parts if not part.startswith("heads.") or part.removeprefix("heads.") in kinds)
     rows = [*adapter.rows(config, parts), *(() if head is None else head.rows)]
+    if head is not None:
+        _drop_constants(theirs, head, config.encoder.width, path)
     used = {name for line in rows for name in line.theirs}
     foreign = sorted(theirs.keys() - used - adapter.tied.keys())
     if foreign:
@@ -136,6 +139,14 @@ def _drop_empty_pooler(tensors: dict[str, Tensor], adapter: FamilyAdapter) -> No
     if not any(tensors[name].any() for name in names):
         for name in names:
             del tensors[name]
+
+
+def _drop_constants(tensors: dict[str, Tensor], head: HeadAdapter, width: int, path: Path) -> None:
+    """Remove the tensors that have one value in this variant of the head; raise if one has another value."""
+    for name, make in head.constants.items():
+        tensor = tensors.pop(name, None)
+        if tensor is None or not torch.equal(tensor.float(), make(width)):
+            raise InputError(f"{str(path)!r}: a {head.architecture} with these settings needs the identity as {name!r}")
 
 
 def _check_tied(tensors: dict[str, Tensor], adapter: FamilyAdapter, path: Path) -> None:

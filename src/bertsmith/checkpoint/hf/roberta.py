@@ -16,20 +16,21 @@ from bertsmith.checkpoint.hf.task_heads import (
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, PoolerConfig
 
-_PAD = 1
-_UNUSED = _PAD + 1  # rows of the position table before the first token's; written as zeros
+PAD = 1
+UNUSED_POSITIONS = PAD + 1
+"""Rows of the position table before the first token's; written as zeros."""
 _DROPOUT = dropout_setting("classifier_dropout")
-_POSITIONS = reshaped(
-    to_ours=lambda table: table[_UNUSED:],
-    to_theirs=lambda table: torch.cat([table.new_zeros(_UNUSED, table.shape[1]), table]),
+POSITIONS = reshaped(
+    to_ours=lambda table: table[UNUSED_POSITIONS:],
+    to_theirs=lambda table: torch.cat([table.new_zeros(UNUSED_POSITIONS, table.shape[1]), table]),
 )
 
 
 def _adapter(model_type: str, name: str) -> FamilyAdapter:
     def read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
         data = data.with_defaults()
-        data.allow_only(pad_token_id=_PAD)
-        length = data["max_position_embeddings"] - _UNUSED
+        data.allow_only(pad_token_id=PAD)
+        length = data["max_position_embeddings"] - UNUSED_POSITIONS
         encoder = read_bert_encoder(HfConfig({**data, "max_position_embeddings": length}))
         heads: dict[str, HeadConfig] = {
             "heads.masked_tokens": MaskedTokensConfig(epsilon=encoder.layers[0].norm.epsilon),  # always gelu
@@ -44,15 +45,15 @@ def _adapter(model_type: str, name: str) -> FamilyAdapter:
         return {
             "architectures": [f"{name}ForMaskedLM" if is_masked else f"{name}Model"],
             **write_bert_encoder(config.encoder, model_type),
-            "max_position_embeddings": config.encoder.embedding.max_length + _UNUSED,
-            "pad_token_id": _PAD,
+            "max_position_embeddings": config.encoder.embedding.max_length + UNUSED_POSITIONS,
+            "pad_token_id": PAD,
         }
 
     return FamilyAdapter(
         model_type=model_type,
         family=model_type,
         prefix="roberta.",
-        encoder_rows=lambda config: encoder_rows("roberta.", positions=_POSITIONS),
+        encoder_rows=lambda config: encoder_rows("roberta.", positions=POSITIONS),
         optional_rows={
             "heads.pooler": tuple(linear("heads.pooler.project", "roberta.pooler.dense")),
             "heads.masked_tokens": (

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from bertsmith.checkpoint.hf.adapter import HeadAdapter, HfConfig, HfSettings, write_activation
 from bertsmith.checkpoint.hf.names import linear, row
 from bertsmith.errors import InputError, nearest
@@ -104,6 +106,24 @@ def hidden_classifier(
         read=read_head,
         write=write_head,
         is_choice=is_choice,
+        **others,
+    )
+
+
+def plain_classifier(architecture: str, layer: str, settings: HfSettings, **others: Any) -> HeadAdapter:
+    """A classifier on the first token in a class that has a hidden layer: the identity, which `settings` require.
+
+    `layer`: their name of the hidden layer.
+    """
+    read, write = dropout_setting("cls_dropout")
+    return HeadAdapter(
+        architecture=architecture,
+        kind="classifier",
+        rows=tuple(linear("heads.classifier.score", "classifier")),
+        read=lambda data: ClassifierConfig(labels=_labels(data, False), dropout=read(data)),
+        write=lambda head: {**write(_classifier(head).dropout), **settings},
+        constants={f"{layer}.weight": torch.eye, f"{layer}.bias": torch.zeros},
+        matches=lambda data: all(data.get(name) == value for name, value in settings.items()),
         **others,
     )
 

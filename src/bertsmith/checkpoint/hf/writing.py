@@ -4,14 +4,14 @@
 a folder for `bertsmith.hf`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.checkpoint.files import tensors_of, write_tensors
 from bertsmith.checkpoint.hf.adapter import (
@@ -23,20 +23,27 @@ from bertsmith.checkpoint.hf.adapter import (
     not_exportable,
 )
 from bertsmith.checkpoint.hf.names import Row, to_theirs
-from bertsmith.checkpoint.hf.reading import adapter_for, read_config, rename_start
+from bertsmith.checkpoint.hf.reading import ADAPTERS, adapter_for, read_config, rename_start
 from bertsmith.checkpoint.hf.sentences import pooling_refusal, write_sentences
 from bertsmith.checkpoint.hf.task_heads import PROBLEMS, is_choice, label_settings
-from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
+from bertsmith.checkpoint.hf.wrapped import architecture_of, check_wrappable, opening, wrapped_settings, write_wrapped
 from bertsmith.errors import InputError, nearest
 from bertsmith.files import write_json
+from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
+from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import HeadConfig, TaskHeadConfig
+from bertsmith.models.heads import HeadConfig, PoolerConfig, TaskHeadConfig
+from bertsmith.models.heads.task import Classifier, ClassifierConfig, HiddenLayerConfig
 from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.settings import explain
 
 _Plain: TypeAlias = dict[str, Any]
 _DETECTOR = "replaced_tokens"
+_COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "mpnet")
+"""Families whose positions are counted from the id of the padding token."""
 
 
 def first_difference(ours: ModelConfig, back: ModelConfig) -> str | None:
@@ -194,6 +201,9 @@ def _check_round_trip(
     if odd is not None:
         problem = "has no tensor for" if odd in ours else "needs a tensor for"
         raise InputError(f"a Hugging Face {adapter.model_type} {problem} {odd!r}")
+    for line in native.rows(config):
+        if not line.theirs and not torch.equal(ours[line.ours].cpu(), line.conversion.to_ours([])):
+            raise not_exportable(adapter.model_type, f"{line.ours} differs from its value there")
     return native
 
 
@@ -279,7 +289,7 @@ def plan_hf(model: Model, *, native: NativeChoice = "auto", task: TaskContent | 
     reason = "native was given as 'never'"
     if native != "never":
         try:
-            whole, found = _native_part(model, kind)
+            whole, found = _native_view(model, kind)
         except InputError as error:
             if native == "always":
                 raise
@@ -287,33 +297,99 @@ def plan_hf(model: Model, *, native: NativeChoice = "auto", task: TaskContent | 
         else:
             missing = found.adapter.missing(whole.config) if native == "auto" else None
             if missing is None:
-                left_out = "" if whole is model else f"; its head {_DETECTOR}, which that class lacks, is left out"
-                remark = _native_remark(whole, found) + left_out + _scale_remark(task)
+                remark = _native_remark(whole, found) + _view_remark(model, whole) + _scale_remark(task)
                 return HfExport(whole, found, found.settings | extras, remark, task)
             reason = f"{missing}; native = 'always' writes a {found.architecture} all the same"
     check_wrappable(model)
     architecture = architecture_of(model.config, kind)
     settings = wrapped_settings(model.config, architecture) | extras
-    settings |= {"opened_by": OPENING, "why_not_native": reason}
-    remark = f"written as {architecture}, which transformers opens after `import bertsmith.hf`, because {reason}"
+    settings |= {"opened_by": f"the Auto classes of transformers, {opening(model.config)}", "why_not_native": reason}
+    remark = f"written as {architecture}, which transformers opens {opening(model.config)}, because {reason}"
     return HfExport(model, None, settings, remark + _scale_remark(task), task)
 
 
-def _native_part(model: Model, kind: str | None) -> tuple[Model, NativeExport]:
-    """Return the model and its class, without the head of replaced-token detection if no class has it.
+def _native_view(model: Model, kind: str | None) -> tuple[Model, NativeExport]:
+    """Return the model, or another description of the same network, and its class; raise the first refusal if none."""
+    refusals: list[InputError] = []
+    for view in _views(model):
+        try:
+            return view, native_export(view, kind)
+        except InputError as error:
+            refusals.append(error)
+    raise refusals[0]
 
-    That head is for further pre-training alone, which needs the generator as well.
+
+def _views(model: Model) -> Iterator[Model]:
+    """Descriptions of the same network that a class may have, the model itself first; they share its weights.
+
+    The head of replaced-token detection is left out if no class has it: it is for further pre-training alone, which
+    needs the generator as well.
     """
-    try:
-        return model, native_export(model, kind)
-    except InputError:
-        if _DETECTOR not in model.heads:
-            raise
-    heads = {name: head for name, head in model.heads.items() if name != _DETECTOR}
-    config = model.config.changed(heads=tuple(head for head in model.config.heads if head.kind != _DETECTOR))
-    plain = Model(config, model.encoder, heads)
-    plain.tokenizer = model.tokenizer
-    return plain, native_export(plain, kind)
+    yield model
+    if isinstance(model, Seq2Seq):
+        return
+    config = model.config
+    if _DETECTOR in model.heads:
+        heads = {name: head for name, head in model.heads.items() if name != _DETECTOR}
+        model = _view(
+            model, config.changed(heads=tuple(head for head in config.heads if head.kind != _DETECTOR)), heads
+        )
+        yield model
+    if pooled := _with_pooler(model):
+        yield pooled
+    if not any(isinstance(head, TaskHeadConfig) for head in config.heads):
+        return  # a pre-trained network keeps its family
+    for adapter in ADAPTERS.values():
+        if adapter.family != config.family and (other := _as_family(model, adapter.family)):
+            yield other
+
+
+def _view(model: Model, config: ModelConfig, heads: Mapping[str, nn.Module]) -> Model:
+    view = Model(config, model.encoder, dict(heads))
+    view.tokenizer = model.tokenizer
+    return view.train(model.training)
+
+
+def _with_pooler(model: Model) -> Model | None:
+    """Return the model with the tanh layer of its classifier as a pooler, as in BERT; None without such a layer."""
+    config = model.config
+    own = next((head for head in config.heads if isinstance(head, ClassifierConfig)), None)
+    if own is None or own.pooling != "first" or "pooler" in model.heads:
+        return None
+    if own.hidden is None or own.hidden.changed(drops_input=True) != HiddenLayerConfig(activation="tanh"):
+        return None
+    head = model.heads["classifier"]
+    assert isinstance(head, Classifier)
+    assert head.hidden is not None
+    pooled = own.changed(pooling="pooler", hidden=None)
+    score, pooler = pooled.build(config.encoder.width, 0, 0), PoolerConfig().build(config.encoder.width, 0, 0)
+    score.score, pooler.project = head.score, head.hidden
+    others = tuple(other for other in config.heads if other != own)
+    heads = {**model.heads, "classifier": score, "pooler": pooler}
+    return _view(model, config.changed(heads=(*others, PoolerConfig(), pooled)), heads)
+
+
+def _as_family(model: Model, family: str) -> Model | None:
+    """Return the model as one of another family; None if positions there depend on an unknown padding token.
+
+    Disentangled attention without position terms is full attention.
+    """
+    if model.tokenizer is None and family in _COUNTS_FROM_PADDING:
+        return None
+    encoder = model.config.encoder
+    if family.startswith("deberta"):
+        layers = tuple(layer.changed(mixer=_without_terms(layer.mixer)) for layer in encoder.layers)
+        encoder = encoder.changed(layers=layers)
+    return _view(model, model.config.changed(family=family, encoder=encoder), dict(model.heads))
+
+
+def _without_terms(mixer: MixerConfig) -> MixerConfig:
+    """Return full attention as disentangled attention without position terms; other mixers unchanged."""
+    common = {name: getattr(mixer, name) for name in MixerConfig.model_fields if name != "kind"}
+    if not isinstance(mixer, FullConfig) or mixer != FullConfig(**common):
+        return mixer
+    plain = DisentangledConfig(heads=mixer.heads, content_to_position=False, position_to_content=False)
+    return plain.changed(position_dropout=mixer.dropout, **common)
 
 
 def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: TaskContent | None = None) -> str:
@@ -331,6 +407,21 @@ def _native_remark(model: Model, native: NativeExport) -> str:
     return remark if difference is None else f"{remark}; {difference}"
 
 
+def _view_remark(model: Model, view: Model) -> str:
+    """Explain how the description of the network differs from the model's own."""
+    remark = ""
+    if set(model.heads) - set(view.heads):
+        remark += f"; its head {_DETECTOR}, which that class lacks, is left out"
+    if view.config.family != model.config.family:
+        remark += (
+            f"; no {model.config.family} class has this head, and a {view.config.family} of this shape is the same"
+        )
+    own = next((head for head in model.config.heads if isinstance(head, ClassifierConfig)), None)
+    if "pooler" in set(view.heads) - set(model.heads) and own is not None and own.dropout:
+        remark += "; in training, its dropout is applied once, after the pooler"
+    return remark
+
+
 def _scale_remark(task: TaskContent | None) -> str:
     """Explain how to convert the outputs of a regression that was trained on another scale."""
     settings = {} if task is None else task.get("task", {})
@@ -343,12 +434,15 @@ def _scale_remark(task: TaskContent | None) -> str:
 def _write_native(model: Model, native: NativeExport, folder: Path) -> None:
     tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
     aliases = native.adapter.output_aliases(model.config)
-    theirs = to_theirs(native.rows(model.config), tensors)
+    theirs, width = to_theirs(native.rows(model.config), tensors), model.config.encoder.width
     if not model.config.heads or model.config.heads == (model.config.embedder,):
         # their encoder class may contain a pooler, and reports a missing one as newly initialised
-        width, prefix = model.config.encoder.width, native.adapter.prefix
+        prefix = native.adapter.prefix
         for line in native.adapter.optional_rows.get(POOLER, ()):
             shape = (width, width) if line.ours.endswith("weight") else (width,)
             theirs |= {name: torch.zeros(shape) for name in line.theirs if name.startswith(prefix)}
+    if native.head is not None:
+        dtype = next(iter(theirs.values())).dtype
+        theirs |= {name: make(width).to(dtype) for name, make in native.head.constants.items()}
     renamed = {rename_start(name, aliases): tensor for name, tensor in theirs.items()}
     write_tensors(folder / "model.safetensors", renamed)

@@ -148,7 +148,7 @@ class Mixer(nn.Module, ABC):
         if context.memory is not None:
             raise InputError(
                 f"{type(self).__name__} cannot attend to a memory; allowed: mixers that read one, such as a full "
-                "mixer without rotary and window"
+                "mixer without rotary, window and relative bias"
             )
 
 
@@ -172,7 +172,12 @@ class MixerConfig(Record, ABC):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the encoder must have a relative position table."""
+        """Whether the encoder must have a table of relative position vectors."""
+        return False
+
+    @property
+    def reads_biases(self) -> bool:
+        """Whether the encoder must have a table of relative position biases."""
         return False
 
     @property

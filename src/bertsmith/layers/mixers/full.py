@@ -15,7 +15,7 @@ from bertsmith.layers.mixers.sparse import SparseConfig, SparseWeights
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.rounded import RoundedSoftmax
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
+from bertsmith.ops.attention import BACKENDS, RelativeBias, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import resolve_backend
 from bertsmith.ops.rounded_softmax import SoftmaxRounding
 
@@ -34,11 +34,17 @@ class FullConfig(MixerConfig):
     """Biases in all projections."""
     sparse: SparseConfig | None = None
     """Sparse attention weights; None for the softmax."""
+    has_relative_bias: bool = False
+    """Add the encoder's bias of each head and distance to the scores (T5, MPNet); set the encoder's `relative`, too."""
 
     @property
     def reads_memory(self) -> bool:
-        """Whether the mixer can attend to a memory: rotary embedding and window need positions in one sequence."""
-        return self.rotary is None and self.window is None
+        """Whether the mixer can attend to a memory; rotation, window and bias need positions in one sequence."""
+        return self.rotary is None and self.window is None and not self.has_relative_bias
+
+    @property
+    def reads_biases(self) -> bool:
+        return self.has_relative_bias
 
     def check(self, width: int) -> None:
         head_width = self.resolved_head_width(width)
@@ -59,6 +65,7 @@ class FullConfig(MixerConfig):
             rotary=None if self.rotary is None else Rotary(self.rotary, head_width),
             window=self.window,
             sparse=None if self.sparse is None else self.sparse.build(self.heads),
+            has_relative_bias=self.has_relative_bias,
         )
 
     def flops(self, width: int, length: int) -> int:
@@ -74,6 +81,8 @@ class FullAttention(QueryKeyValueMixer):
     """Query, key and value from one matrix product, attention, then the output projection."""
 
     backends = (BACKENDS,)
+    bias_heads: Tensor
+    """The column of the encoder's bias table that each head reads, since heads are reordered layer by layer."""
 
     def __init__(
         self,
@@ -88,12 +97,16 @@ class FullAttention(QueryKeyValueMixer):
         rotary: Rotary | None = None,
         window: int | None = None,
         sparse: SparseWeights | None = None,
+        has_relative_bias: bool = False,
     ) -> None:
         biased = (has_bias,) * 3
         super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal, biased=biased)
         self.output = ElasticLinear(heads * value_width, width, units_in=heads, bias=has_bias)
         self.rotary, self.window, self.sparse = rotary, window, sparse
         self.softmax: RoundedSoftmax | None = None  # of a model that rounds all tensors
+        self.has_relative_bias = has_relative_bias
+        if has_relative_bias:
+            self.register_buffer("bias_heads", torch.arange(heads))
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         joint = None
@@ -110,6 +123,7 @@ class FullAttention(QueryKeyValueMixer):
             window=self.window,
             sparse=self._sparse_map(context),
             rounding=self._softmax_rounding(context),
+            bias=self._bias(context),
             dropout=self.dropout if self.training else 0.0,
             joint=joint,
             backend=resolve_backend(BACKENDS, context.backend),
@@ -128,6 +142,7 @@ class FullAttention(QueryKeyValueMixer):
             window=self.window,
             sparse=self._sparse_map(context),
             rounding=self._softmax_rounding(context),
+            bias=self._bias(context),
         )
         return {"attention": weights}
 
@@ -135,7 +150,13 @@ class FullAttention(QueryKeyValueMixer):
         query, key, _ = self._project(hidden, context)
         is_causal = self.is_causal or context.is_causal
         return attention_scores(
-            query, key, context.layout, key_layout=context.key_layout, is_causal=is_causal, window=self.window
+            query,
+            key,
+            context.layout,
+            key_layout=context.key_layout,
+            is_causal=is_causal,
+            window=self.window,
+            bias=self._bias(context),
         )
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
@@ -158,6 +179,7 @@ class FullAttention(QueryKeyValueMixer):
             key_layout=key_layout,
             sparse=self._sparse_map(context),
             rounding=self._softmax_rounding(context),
+            bias=self._bias(context, first_query=key.shape[1] - 1),
             backend=resolve_backend(BACKENDS, context.backend),
         )[:, 0]
         return self._output(mixed, context), state
@@ -171,8 +193,16 @@ class FullAttention(QueryKeyValueMixer):
             key = self.rotary.rotations(positions)(key)
         return append_tokens(state, (key, value))
 
+    @torch.no_grad()
+    def reorder(self, heads: Tensor) -> None:
+        super().reorder(heads)
+        if self.has_relative_bias:
+            self.bias_heads.copy_(self.bias_heads[heads])
+
     def extract(self, cut: LayerCut) -> Self:
         small = super().extract(cut)
+        if self.has_relative_bias:
+            small.bias_heads = self.bias_heads[: cut.heads].clone()
         small.softmax = None if self.softmax is None else self.softmax.extract(cut.heads)
         return small
 
@@ -180,8 +210,17 @@ class FullAttention(QueryKeyValueMixer):
         """Return the rounding of the softmax of the kept heads; None for none."""
         return None if self.softmax is None else self.softmax(context.keep_heads)
 
+    def _bias(self, context: ForwardContext, first_query: int = 0) -> RelativeBias | None:
+        """Return the bias of the kept heads; None for none."""
+        relative = context.relative_positions
+        if not self.has_relative_bias or relative is None:
+            return None
+        # (rows, heads of the table) -> (heads, offsets)
+        by_head = relative.vectors.T[self.bias_heads[: context.keep_heads]]
+        return RelativeBias(by_head[:, relative.slots], first_query)
+
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
-        if self.rotary is None and self.window is None:
+        if self.rotary is None and self.window is None and not self.has_relative_bias:
             return super()._project(hidden, context)
         self.refuse_memory(context)
         query, key, value = super()._project(hidden, context)

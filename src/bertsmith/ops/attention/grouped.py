@@ -75,21 +75,29 @@ def _mixed(inputs: AttentionInputs, tensors: QueryKeyValue, size: tuple[int, int
     query, key, value = _each(tensors, lambda tensor: tensor.unflatten(0, size).transpose(1, 2).flatten(0, 1))
     scale = query.shape[-1] ** -0.5
     allowed = _allowed(inputs, length, is_token)
+    bias = None if inputs.bias is None else inputs.bias.matrix(length, length, query.dtype)
     if inputs.sparse is not None:
         scores = torch.bmm(query * scale, key.mT).unflatten(0, (sequences, heads))
+        scores = scores if bias is None else scores + bias
         allowed = None if allowed is None else allowed[:, None]  # the same for all heads
         weights = sparse_probabilities(scores, allowed, inputs.sparse).flatten(0, 1)
-    elif allowed is None:
+    elif allowed is None and bias is None:
         weights = torch.bmm(query * scale, key.mT).softmax(-1)
     else:
-        bias = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
-        bias = bias.repeat_interleave(heads, 0) if bias.shape[0] > 1 else bias
-        weights = torch.baddbmm(bias, query, key.mT, alpha=scale).softmax(-1)
+        added = _added(bias, allowed, query.dtype)  # (sequences or 1, heads or 1, length or 1, length)
+        by_row = added.expand(sequences, heads, -1, -1).flatten(0, 1) if added.shape[:2] != (1, 1) else added[0]
+        weights = torch.baddbmm(by_row, query, key.mT, alpha=scale).softmax(-1)
     is_dropped, factor = draw_mask(weights.shape, inputs.dropout)
     weights = weights.masked_fill(is_dropped, 0.0)
     mixed = torch.bmm(weights, value * factor)
     # (sequences · heads, length, …) -> (sequences · length, heads, …)
     return mixed.unflatten(0, (sequences, heads)).transpose(1, 2).flatten(0, 1)
+
+
+def _added(bias: Tensor | None, allowed: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the numbers to add to the scores: the bias, or 0, and the lowest number at masked pairs."""
+    bias = torch.zeros((), dtype=dtype) if bias is None else bias[None]
+    return bias if allowed is None else torch.where(allowed[:, None], bias, torch.finfo(dtype).min)
 
 
 def _allowed(inputs: AttentionInputs, length: int, is_token: Tensor | None) -> Tensor | None:

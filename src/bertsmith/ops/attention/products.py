@@ -19,6 +19,8 @@ def attention(inputs: AttentionInputs) -> Tensor:
     # (batch, length, heads, …) -> (batch, heads, length, …)
     query, key, value = (tensor.transpose(1, 2) for tensor in (inputs.query, inputs.key, inputs.value))
     scores = (query * query.shape[-1] ** -0.5) @ key.mT
+    bias = inputs.bias_matrix(scores.dtype)
+    scores = scores if bias is None else scores + bias
     allowed = _allowed(inputs)
     weights = torch.dropout(_weights(inputs, scores, allowed), inputs.dropout, train=inputs.dropout > 0)
     return (weights @ value).transpose(1, 2)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.errors import InputError
+from bertsmith.ops.attention.bias import RelativeBias
 from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
 from bertsmith.ops.rounded_softmax import SoftmaxRounding, rounded_softmax
 from bertsmith.ops.sparse import SparseMap, sparse_probabilities
@@ -15,13 +16,15 @@ from bertsmith.ops.sparse import SparseMap, sparse_probabilities
 class AttentionInputs(QueryKeyValueInputs):
     """Inputs of attention; with `sparse`, the weights are sparse instead of a softmax, with `rounding`, rounded.
 
-    `joint`, (…, 3, heads, head_width), holds query, key and value if they are slices of one tensor.
+    A `bias` is added to the scores. `joint`, (…, 3, heads, head_width), holds query, key and value if they are slices
+    of one tensor.
     """
 
     dropout: float = 0.0
     window: int | None = None
     sparse: SparseMap | None = None
     rounding: SoftmaxRounding | None = None
+    bias: RelativeBias | None = None
     joint: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -37,6 +40,12 @@ class AttentionInputs(QueryKeyValueInputs):
             return None
         position = torch.arange(self.layout.max_length, device=self.query.device)
         return (position[:, None] - position).abs() <= self.window
+
+    def bias_matrix(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the bias of every pair of padded inputs, (heads, queries, keys); None without a bias."""
+        if self.bias is None:
+            return None
+        return self.bias.matrix(self.layout.max_length, self.key_layout.max_length, dtype)
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
@@ -75,6 +84,8 @@ def scores(inputs: AttentionInputs) -> Tensor:
 def _scores(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Return scores and attention mask of padded inputs, (batch, heads or 1, queries, keys)."""
     scores = torch.einsum("bqhd,bkhd->bhqk", inputs.query, inputs.key) / inputs.query.shape[-1] ** 0.5
+    bias = inputs.bias_matrix(scores.dtype)
+    scores = scores if bias is None else scores + bias
     allowed = torch.ones_like(scores[:, :1], dtype=torch.bool)
     if inputs.key_layout.is_token is not None:
         allowed = allowed & inputs.key_layout.is_token[:, None, None, :]

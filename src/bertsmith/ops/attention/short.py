@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import kernel_support as support
+from bertsmith.ops.attention.bias import NO_BIAS
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dropout import new_seed
 from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
@@ -21,6 +22,8 @@ def unsupported(inputs: AttentionInputs) -> str | None:
         return FUSED
     if inputs.sparse is not None:
         return SOFTMAX_ONLY
+    if inputs.bias is not None:
+        return NO_BIAS
     reason = support.unsupported(inputs.query)
     if reason is not None:
         return reason

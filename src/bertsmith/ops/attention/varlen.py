@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bertsmith.ops.attention.bias import NO_BIAS
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.rounded_softmax import FUSED
 from bertsmith.ops.sparse import SOFTMAX_ONLY
@@ -13,6 +14,8 @@ def unsupported(inputs: AttentionInputs) -> str | None:
         return FUSED
     if inputs.sparse is not None:
         return SOFTMAX_ONLY
+    if inputs.bias is not None:
+        return NO_BIAS
     if not (inputs.layout.is_packed and inputs.key_layout.is_packed):
         return "the layout is padded, but this backend requires packed sequences"
     if not inputs.query.is_cuda:

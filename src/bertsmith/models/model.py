@@ -234,7 +234,7 @@ class Model(nn.Module):
         options = EncodeOptions(batch_size, subnet, precision)
         parts = [torch.empty(0, self._vector_width, device=self.device)]
         with progress_bar("encode", is_shown=show_progress) as watch:
-            for window in self._encode_windows(with_prompt(prefix, rows), options) if rows else ():
+            for window in self._encode_windows(windows(with_prompt(prefix, rows)), options) if rows else ():
                 parts.append(window)
                 watch(sum(map(len, parts)), len(rows))
         vectors = torch.cat(parts)
@@ -267,7 +267,13 @@ class Model(nn.Module):
         check_texts((), batch_size)
         is_half(self.device, precision)  # raises InputError for an unknown precision
         prefix = self._prompt(None, None)
-        return self._encode_windows(with_prompt(prefix, texts), EncodeOptions(batch_size, subnet, precision))
+        prompted = with_prompt(prefix, texts)
+        return self._encode_windows(windows(prompted), EncodeOptions(batch_size, subnet, precision))
+
+    def encode_window(self, texts: Sequence[str], *, precision: InferencePrecision = "auto") -> Tensor:
+        """Return the vectors of one window of `encode_stream`: (texts, width)."""
+        prompted = with_prompt(self._prompt(None, None), texts)
+        return next(self._encode_windows([list(prompted)], EncodeOptions(None, None, precision)))
 
     def similarity(self, first: "Texts", second: "Texts") -> Tensor:
         """Return the similarity of every text or vector of `first` with every one of `second`: (n, m).
@@ -404,12 +410,12 @@ class Model(nn.Module):
         is_missing = want.final and output.final is None
         return replace(output, final=norm(block(entering, context))) if is_missing else output
 
-    def _encode_windows(self, texts: Iterable[str], options: "EncodeOptions") -> Iterator[Tensor]:
-        """Yield the vectors of texts window by window; a thread tokenises the next window."""
+    def _encode_windows(self, texts: Iterable[list[str]], options: "EncodeOptions") -> Iterator[Tensor]:
+        """Yield the vectors of windows of texts; a thread tokenises the next window."""
         tokenizer, embedding = self.require_tokenizer(), self.config.encoder.embedding
         has_types = embedding.types > 1 and tokenizer.single_texts_have_types
         encoding = TextEncoding(tokenizer, self.max_seq_length, has_types)
-        for tokens, types in in_background(encoding.sequences(window) for window in windows(texts)):
+        for tokens, types in in_background(encoding.sequences(window) for window in texts):
             yield self._encode_window(tokens, types, options)
 
     @torch.inference_mode()

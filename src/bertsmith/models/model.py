@@ -223,7 +223,8 @@ class Model(nn.Module):
             convert_to = "numpy"
         aliases.pop("convert_to_tensor", None)
         if aliases:
-            names = [*inspect.signature(Model.encode).parameters, *EncodeAliases.__annotations__]
+            own = [name for name in inspect.signature(Model.encode).parameters if name not in ("self", "aliases")]
+            names = [*own, *EncodeAliases.__annotations__]
             raise InputError(f"encode has no argument {next(iter(aliases))!r}; {nearest(next(iter(aliases)), names)}")
         if convert_to not in ("tensor", "numpy"):
             raise InputError(f"convert_to is {convert_to!r}; allowed: tensor, numpy")
@@ -529,6 +530,6 @@ def check_texts(texts: Sequence[str], batch_size: int | None) -> None:
     """Raise InputError if `texts` is not a list of strings or the batch size is not positive."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"texts[{index}] is a {type(text).__name__}; it must be a string")
+            raise InputError(f"texts[{index}] is {type(text).__name__}; it must be a string")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

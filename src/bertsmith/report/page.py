@@ -7,6 +7,8 @@ from itertools import pairwise
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bertsmith.errors import shorten
+
 
 def render(template: str, **context: object) -> str:
     """Render a template with typed records and plain values; everything except charts is escaped."""
@@ -55,8 +57,3 @@ def format_megabytes(size: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Format a count with its noun: 1 token, 1,024 tokens."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def shorten(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters, with an ellipsis at its end."""
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

@@ -16,12 +16,12 @@ from bertsmith.data.devices import Device
 from bertsmith.data.executor import Executor, RayWorkers, ThisProcess
 from bertsmith.data.inference import InferencePrecision, in_background
 from bertsmith.data.progress import progress_bar
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, shorten
 from bertsmith.files import read_json, write_json
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RayFlag, TextFlag
 from bertsmith.runs.output import RESULT, check_out, claim, lock, write_answers, write_files, write_result
-from bertsmith.runs.result import OneShotResult, count_of, print_plain, shorten
+from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.settings import check_same
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits

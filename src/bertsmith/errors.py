@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+MAX_SHOWN = 80
+"""Characters of a value, such as a label, in a message."""
+
 
 class InputError(ValueError):
     """Invalid user input (a setting, a file, a folder); the message names it and states what is allowed."""
@@ -11,6 +14,15 @@ class InputError(ValueError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def shorten(text: str, length: int) -> str:
+    """Return at most `length` characters of a text; "…" marks a cut.
+
+    >>> shorten("a long label", 7)
+    'a long…'
+    """
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
@@ -22,5 +34,6 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     names = sorted(set(allowed))
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {close[0]!r}?"
-    return f"allowed: {', '.join(names)}" if names else "nothing is allowed here"
+        return f"did you mean {shorten(close[0], MAX_SHOWN)!r}?"
+    shown = ", ".join(shorten(name, MAX_SHOWN) for name in names)
+    return f"allowed: {shown}" if names else "nothing is allowed here"

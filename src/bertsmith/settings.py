@@ -6,12 +6,17 @@ A misspelt key or an invalid value raises InputError, which names the field, the
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from bertsmith.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
 
 Plain = dict[str, Any]
 """Settings as plain data, as in TOML and JSON."""
@@ -43,7 +48,21 @@ MAX_REPEAT = 1024
 _TYPE = re.compile(r"(literal|tuple|list|dict|function-\w+)\[")  # name of a type in the location of a pydantic error
 
 
-class Record(BaseModel):
+class InvalidRecord(InputError):
+    """A record that was built in Python from invalid values; the message names the first one."""
+
+
+class _RecordType(ModelMetaclass):
+    """Class of records: their constructors raise InputError instead of pydantic's ValidationError."""
+
+    def __call__(cls, *arguments: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **values)
+        except ValidationError as error:
+            raise InvalidRecord(explain(cls, error)) from None  # type: ignore[arg-type]
+
+
+class Record(BaseModel, metaclass=_RecordType):
     """A frozen, strict group of settings. A docstring under a field is its help text."""
 
     model_config = ConfigDict(

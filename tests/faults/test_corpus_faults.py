@@ -195,8 +195,8 @@ def test_invalid_row_is_reported_and_stops_all_workers(data, tmp_path, monkeypat
 
 
 def test_dead_worker_is_reported(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertsmith.data.build_corpus._START", "import os; os._exit(9)")
-    with pytest.raises(InputError, match="exited with status 9"):
+    monkeypatch.setattr("bertsmith.data.executor._START", "import os; os._exit(9)")
+    with pytest.raises(InputError, match="ended with exit code 9; run the same command again"):
         build_corpus([data / "data.jsonl"], Tokenizer.load(data), tmp_path / "out", workers=2, **SETTINGS)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from bertsmith.cli import main
 from bertsmith.errors import InputError
+from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.published import preset
 from bertsmith.settings import RENAMED, ByKind, Record
@@ -172,3 +173,10 @@ def test_strings_round_trip_through_toml(tmp_path) -> None:
     data = {"data": '/tmp/\U0001f600 \x7f "quoted" \n', "run": {"steps": 3}}
     path.write_text(to_toml(data), encoding="utf-8")
     assert read_toml(path) == data
+
+
+def test_records_built_in_python_raise_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"^width is 'x': input should be a valid number$"):
+        Subnet(width="x")
+    with pytest.raises(InputError, match=r"^widht is not a known setting; did you mean 'width'\?$"):
+        Subnet(widht=0.5)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from bertsmith.bundled import NAMES, model_folder
 from bertsmith.bundled.hub import full_hub_name, hub_hint
@@ -20,7 +20,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.convert import with_sparse_attention
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
-from bertsmith.settings import Plain, Record
+from bertsmith.settings import InvalidRecord, Plain, Record
 
 SOURCES = ("preset", "folder", "network")
 TRAINABLE_OVERRIDES = ("dropout", "layer_drop", "sparse")
@@ -156,7 +156,7 @@ class ModelSource(Record):
         elif data.get("model_type") in ADAPTERS:
             try:
                 config = ADAPTERS[data["model_type"]].read_config(HfConfig(data), frozenset())
-            except (ValidationError, TypeError):
+            except (InvalidRecord, TypeError):
                 return self.encoder_config()
         else:
             return self.encoder_config()  # raises with the reason

@@ -6,31 +6,26 @@
 The same call resumes a killed build: it reads the stream again and skips blocks that are in the journal.
 """
 
-import contextlib
 import json
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Literal, NamedTuple, Self, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from bertsmith.data.corpus_worker import (
+    BlockBuilder,
     BlockRecords,
+    BlockResult,
     CorpusJob,
     DocumentBlock,
     ShardRecord,
-    Worker,
     peak_memory_mb,
-    receive,
-    send,
+    this_process,
 )
-from bertsmith.data.executor import RayExecutor
+from bertsmith.data.executor import LostWorker, open_executor
 from bertsmith.data.shards import (
     JOURNAL,
     MANIFEST,
@@ -46,8 +41,6 @@ from bertsmith.errors import InputError
 from bertsmith.files import check_file, hash_file, write_text
 from bertsmith.text.readers import read_documents
 from bertsmith.text.tokenizer import Tokenizer
-
-_START = "import sys; sys.path[:] = {path!r}; from bertsmith.data.corpus_worker import serve; serve()"
 
 
 class SourceFile(TypedDict):
@@ -69,132 +62,6 @@ class CorpusSettings(TypedDict):
     held_out: float
     shard_megabytes: float
     sources: list[SourceFile]
-
-
-class BlockResult(NamedTuple):
-    """Size and shard records of one finished block."""
-
-    block: int
-    text_bytes: int
-    documents: int
-    records: BlockRecords
-
-
-class WorkerPool:
-    """A number of workers; with one, blocks are built in this process."""
-
-    def __init__(self, job: CorpusJob, workers: int) -> None:
-        self.local = Worker(job) if workers == 1 else None
-        self.workers = 0 if self.local else workers
-        self.processes: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self.all: list[subprocess.Popen[bytes]] = []
-        self.memory: dict[int, float] = {}
-        self.job = job
-
-    def __enter__(self) -> Self:
-        command = [sys.executable, "-c", _START.format(path=[path or os.getcwd() for path in sys.path])]
-        # one thread per worker: threads of the tokenizer library would compete for the cores
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
-        for _ in range(self.workers):
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            self.all.append(process)
-            self.processes.put(process)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        for process in self.all:
-            if kind:
-                process.kill()
-            assert process.stdin
-            assert process.stdout
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait()
-            process.stdout.close()
-
-    @property
-    def peak_memory_mb(self) -> float:
-        """Sum of the peaks of all worker processes, without the calling process."""
-        return sum(self.memory.values())
-
-    def results(self, blocks: Iterator[DocumentBlock]) -> Iterator[BlockResult]:
-        """Yield the result of every block, in the order they finish."""
-        if self.local:
-            for block in blocks:
-                yield BlockResult(block.number, len(block.text), len(block.ends), self.local.build(block))
-            return
-        # one thread per worker waits for its result; one extra block is read ahead
-        threads = ThreadPoolExecutor(self.workers)
-        running: set[Future[BlockResult]] = set()
-        try:
-            for block in blocks:
-                running.add(threads.submit(self._build, block))
-                if len(running) > self.workers:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            for future in running:
-                yield future.result()
-        except BaseException:
-            # killing the processes unblocks threads that wait for a result
-            for process in self.all:
-                process.kill()
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    def _build(self, block: DocumentBlock) -> BlockResult:
-        process = self.processes.get()
-        assert process.stdin
-        assert process.stdout
-        try:
-            if process.pid not in self.memory:
-                self.memory[process.pid] = 0.0
-                send(process.stdin, self.job)
-            send(process.stdin, block)
-            records, self.memory[process.pid] = receive(process.stdout)
-        except (EOFError, BrokenPipeError):
-            raise InputError(
-                f"a tokenising process exited with status {process.wait()} before it finished; "
-                "run the same command again to continue, with fewer workers if memory ran out"
-            ) from None
-        finally:
-            # a dead process too: a thread that waits for one must get it and fail
-            self.processes.put(process)
-        if isinstance(records, str):
-            raise InputError(
-                f"block {block.number} could not be tokenised: {records}; fix the cause and run the same command again"
-            )
-        return BlockResult(block.number, len(block.text), len(block.ends), records)
-
-
-class BlockBuilder:
-    """Builds blocks on a worker of a cluster."""
-
-    def __init__(self, job: CorpusJob) -> None:
-        self.worker = Worker(job)
-
-    def __call__(self, block: DocumentBlock) -> BlockResult:
-        return BlockResult(block.number, len(block.text), len(block.ends), self.worker.build(block))
-
-
-class RayPool:
-    """Workers on a Ray cluster; the folder of the corpus has to be shared by all of its machines."""
-
-    peak_memory_mb = 0.0
-    """Memory of other machines is not counted."""
-
-    def __init__(self, job: CorpusJob, address: str) -> None:
-        self.executor: RayExecutor[DocumentBlock, BlockResult] = RayExecutor(partial(BlockBuilder, job), address)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-    def results(self, blocks: Iterator[DocumentBlock]) -> Iterator[BlockResult]:
-        """Yield the result of every block, in order."""
-        return (result for _, result in self.executor.results(blocks))
 
 
 class BuildProgress(NamedTuple):
@@ -257,10 +124,16 @@ def build_corpus(
         documents = read_documents(files, field, report.read)
         blocks = _blocks(documents, int(shard_megabytes * 1e6), held_out, seed)
         unfinished = (block for block in blocks if not journal.has(block.number))
-        with WorkerPool(job, workers) if ray is None else RayPool(job, ray) as pool:
-            for number, size, count, records in pool.results(unfinished):
-                journal.add(number, records)
-                report.finish_block(size, count, pool.peak_memory_mb)
+        with open_executor(partial(BlockBuilder, job), ray=ray, processes=workers) as executor:
+            try:
+                for block, result in executor.results(unfinished):
+                    journal.add(block.number, result.records)
+                    report.finish_block(result)
+            except LostWorker as error:
+                raise InputError(
+                    f"a tokenising worker was lost: {error}; run the same command again to continue, with fewer "
+                    "workers if memory ran out"
+                ) from None
         manifest = _manifest(settings, journal.blocks, files)
     write_text(out / MANIFEST, json.dumps(manifest.plain(), indent=1) + "\n")
     (out / JOURNAL).unlink()
@@ -377,15 +250,19 @@ class _Report:
     def __init__(self, source_bytes: int, progress: Callable[[BuildProgress], None] | None) -> None:
         self.state = BuildProgress(0, source_bytes, 0, 0, 0.0)
         self.progress = progress
+        self.workers: dict[tuple[str, int], float] = {}
+        """Peak memory of every process except this one."""
 
     def read(self, count: int) -> None:
         self._update(source_bytes_read=min(self.state.source_bytes_read + count, self.state.source_bytes))
 
-    def finish_block(self, text_bytes: int, documents: int, workers_memory: float) -> None:
+    def finish_block(self, result: BlockResult) -> None:
+        if result.process != this_process():
+            self.workers[result.process] = result.peak_memory_mb
         self._update(
-            text_bytes=self.state.text_bytes + text_bytes,
-            documents=self.state.documents + documents,
-            peak_memory_mb=peak_memory_mb() + workers_memory,
+            text_bytes=self.state.text_bytes + result.text_bytes,
+            documents=self.state.documents + result.documents,
+            peak_memory_mb=peak_memory_mb() + sum(self.workers.values()),
         )
 
     def _update(self, **changes: Any) -> None:

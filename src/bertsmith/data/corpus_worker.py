@@ -1,16 +1,16 @@
-"""Tokenise blocks of documents into one shard per split, in this process or in a worker process."""
+"""Tokenise blocks of documents into one shard per split, in this process or in a worker."""
 
 import hashlib
 import os
-import pickle
-import struct
+import platform
 import sys
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from bertsmith.data.parent import exit_with_parent
+from bertsmith.data.parent import has_lost_parent
+from bertsmith.errors import InputError
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_cache import WordCache
@@ -54,16 +54,37 @@ class CorpusJob(NamedTuple):
     dtype: str
 
 
-class Worker:
+class BlockResult(NamedTuple):
+    """Shard records and size of one finished block."""
+
+    records: BlockRecords
+    text_bytes: int
+    documents: int
+    process: tuple[str, int]
+    """Machine and process that built it."""
+    peak_memory_mb: float
+    """Peak memory of this process so far."""
+
+
+class BlockBuilder:
     """Tokenises blocks into shard files and returns their records for the journal."""
 
     def __init__(self, job: CorpusJob) -> None:
         self.folder = job.folder
-        self.parent = os.getppid()
         self.dtype = np.dtype(job.dtype).newbyteorder("<")
         self.cache = WordCache(Tokenizer.from_json(job.tokenizer_json))
 
-    def build(self, block: DocumentBlock) -> BlockRecords:
+    def __call__(self, block: DocumentBlock) -> BlockResult:
+        try:
+            records = self._build(block)
+        except Exception as error:
+            raise InputError(
+                f"block {block.number} could not be tokenised: {type(error).__name__}: {error}; fix the cause and run "
+                "the same command again"
+            ) from error
+        return BlockResult(records, len(block.text), len(block.ends), this_process(), peak_memory_mb())
+
+    def _build(self, block: DocumentBlock) -> BlockRecords:
         """Write one shard per split, synced to disk, and return their records; None for a split without documents."""
         tokens, lengths, sentence_lengths, document_sentences = self._tokenise(block)
         is_held_out = np.array(block.is_held_out, dtype=bool)
@@ -121,10 +142,10 @@ class Worker:
                 checksum.update(content)
             file.flush()
             os.fsync(file.fileno())
-        if os.getppid() != self.parent:
+        if has_lost_parent():
             # the build was killed meanwhile; another build may own the folder by now
             temporary.unlink()
-            raise EOFError
+            os._exit(1)
         temporary.replace(self.folder / name)
         return {
             "file": name,
@@ -172,6 +193,11 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(counts))).astype("<i8")
 
 
+def this_process() -> tuple[str, int]:
+    """Return the name of this machine and the id of this process."""
+    return platform.node(), os.getpid()
+
+
 def peak_memory_mb() -> float:
     """Return the peak memory of this process in MB."""
     try:
@@ -183,43 +209,3 @@ def peak_memory_mb() -> float:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
-
-
-def send(stream: IO[bytes], message: Any) -> None:
-    """Write a pickled message to a pipe."""
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(struct.pack("<Q", len(content)))
-    stream.write(content)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> Any:
-    """Read the next message; raise EOFError if the pipe is closed."""
-    header = stream.read(8)
-    if len(header) < 8:
-        raise EOFError
-    (size,) = struct.unpack("<Q", header)
-    content = stream.read(size)
-    if len(content) < size:
-        raise EOFError
-    return pickle.loads(content)
-
-
-def serve() -> None:
-    """Build blocks read from standard input until it closes, so that a killed parent leaves no orphans."""
-    blocks, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output printed by a library must not mix with the results
-    exit_with_parent()
-    try:
-        worker = Worker(receive(blocks))
-        while True:
-            try:
-                result: Any = worker.build(receive(blocks))
-            except (EOFError, KeyboardInterrupt):
-                raise
-            except Exception as error:
-                result = f"{type(error).__name__}: {error}"
-            send(results, (result, peak_memory_mb()))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        # exit without clean-up: flushing the pipe of a dead parent would fail again
-        os._exit(0)

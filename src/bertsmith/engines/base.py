@@ -19,7 +19,7 @@ from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
-Precision = Literal["float32", "bfloat16", "int8", "int8_static", "int8_weights"]
+Precision = Literal["float32", "bfloat16", "float16", "int8", "int8_static", "int8_weights"]
 """float32, bfloat16, or one of three 8-bit modes: dynamic quantisation (int8), static quantisation with calibrated
 activation ranges (int8_static), or 8-bit weights multiplied in float32 (int8_weights)."""
 

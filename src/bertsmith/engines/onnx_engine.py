@@ -25,6 +25,7 @@ from bertsmith.engines.onnx_graph import (
     check_graph,
     graph_head,
     graph_metadata,
+    halve,
     quantise_dynamic,
     quantise_static,
     reduces_range,
@@ -41,15 +42,15 @@ from bertsmith.models.model import Model
 from bertsmith.text.support_desk import messages
 from bertsmith.text.tokenizer import Tokenizer
 
-TOLERANCE = 1e-4
-"""Maximum difference between a float32 graph and its model, relative to max(1, largest output)."""
+TOLERANCES: dict[Precision, float] = {"float32": 1e-4, "float16": 2e-2}
+"""Maximum difference between a graph and its model, relative to max(1, largest output); 8 bits have no limit."""
 
 
 class OnnxEngine(Engine):
     """Write a model as an ONNX graph, compare the two, and run it with ONNX Runtime."""
 
     name = "onnxruntime"
-    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8", "int8_static")
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "float16", "int8", "int8_static")
 
     def missing(self, *, to_write: bool = False) -> str | None:
         return missing_packages("onnxruntime", *(("onnx", "onnxscript") if to_write else ()))
@@ -104,7 +105,9 @@ class OnnxEngine(Engine):
             with TemporaryDirectory(dir=folder, prefix=".float32-") as name:
                 graph = Path(name) / GRAPH_FILE
                 write_graph(model, graph, head)
-                if precision == "int8":
+                if precision == "float16":
+                    halve(graph, path)
+                elif precision == "int8":
                     quantise_dynamic(graph, path)
                 else:
                     quantise_static(graph, path, names, samples)
@@ -112,10 +115,12 @@ class OnnxEngine(Engine):
         difference = measure_difference(model, runner, samples)
         if not math.isfinite(difference.absolute):
             raise InputError("the outputs of the ONNX graph are not finite; the model's weights are too large")
-        if precision == "float32" and not difference.absolute <= TOLERANCE * max(1.0, difference.largest_output):
+        tolerance = TOLERANCES.get(precision, math.inf)
+        if not difference.absolute <= tolerance * max(1.0, difference.largest_output):
             raise InputError(
                 f"the ONNX graph differs from the model by {difference.absolute:.1e} (largest output: "
-                f"{difference.largest_output:.1e}); allowed: up to {TOLERANCE:.0e} × max(1, largest output)"
+                f"{difference.largest_output:.1e}); allowed: up to {tolerance:.0e} × max(1, largest "
+                "output)"
             )
         metadata = {**asdict(graph_metadata(model.config, head)), "outputs": ["outputs"]}
         metadata |= {"opset": OPSET, "precision": precision}
@@ -123,7 +128,7 @@ class OnnxEngine(Engine):
         metadata |= {"largest_output": difference.largest_output, "compared_on": difference.inputs}
         metadata |= {"compared_sequences": difference.sequences}
         metadata |= {"compared_lengths": [difference.min_length, difference.max_length]}
-        if precision != "float32":
+        if precision.startswith("int8"):
             metadata["weights_have_7_bits"] = reduces_range()
         write_json(folder / METADATA_FILE, metadata)
 

@@ -1,6 +1,7 @@
 """Write a model as one ONNX graph of standard operations with dynamic batch and length, in float32 or 8 bits."""
 
 import platform
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,6 +126,16 @@ def reduces_range() -> bool:
     """Whether weights need 7 bits here: x86 without VNNI sums pairs of products in 16 bits, which overflow."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
     return is_x86 and not torch.cpu._is_vnni_supported()
+
+
+def halve(graph: Path, path: Path) -> None:
+    """Write a float32 graph with weights and products in float16; inputs and outputs stay float32."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one for every weight that rounds to zero
+        onnx.save(convert_float_to_float16(onnx.load(str(graph)), keep_io_types=True), str(path))
 
 
 def quantise_dynamic(graph: Path, path: Path) -> None:

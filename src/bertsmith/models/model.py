@@ -89,7 +89,8 @@ class Model(Network):
             convert_to = "numpy"
         aliases.pop("convert_to_tensor", None)
         if aliases:
-            names = [*inspect.signature(Model.encode).parameters, *EncodeAliases.__annotations__]
+            own = [name for name in inspect.signature(Model.encode).parameters if name not in ("self", "aliases")]
+            names = [*own, *EncodeAliases.__annotations__]
             raise InputError(f"encode has no argument {next(iter(aliases))!r}; {nearest(next(iter(aliases)), names)}")
         if convert_to not in ("tensor", "numpy"):
             raise InputError(f"convert_to is {convert_to!r}; allowed: tensor, numpy")
@@ -100,7 +101,7 @@ class Model(Network):
         options = EncodeOptions(batch_size, subnet, precision)
         parts = [torch.empty(0, self._vector_width, device=self.device)]
         with progress_bar("encode", is_shown=show_progress) as watch:
-            for window in self._encode_windows(with_prompt(prefix, rows), options) if rows else ():
+            for window in self._encode_windows(windows(with_prompt(prefix, rows)), options) if rows else ():
                 parts.append(window)
                 watch(sum(map(len, parts)), len(rows))
         vectors = torch.cat(parts)
@@ -133,7 +134,13 @@ class Model(Network):
         check_texts((), batch_size)
         is_half(self.device, precision)  # raises InputError for an unknown precision
         prefix = self._prompt(None, None)
-        return self._encode_windows(with_prompt(prefix, texts), EncodeOptions(batch_size, subnet, precision))
+        prompted = with_prompt(prefix, texts)
+        return self._encode_windows(windows(prompted), EncodeOptions(batch_size, subnet, precision))
+
+    def encode_window(self, texts: Sequence[str], *, precision: InferencePrecision = "auto") -> Tensor:
+        """Return the vectors of one window of `encode_stream`: (texts, width)."""
+        prompted = with_prompt(self._prompt(None, None), texts)
+        return next(self._encode_windows([list(prompted)], EncodeOptions(None, None, precision)))
 
     def similarity(self, first: "Texts", second: "Texts") -> Tensor:
         """Return the similarity of every text or vector of `first` with every one of `second`: (n, m).
@@ -219,12 +226,12 @@ class Model(Network):
             raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
         return self.tokenizer
 
-    def _encode_windows(self, texts: Iterable[str], options: "EncodeOptions") -> Iterator[Tensor]:
-        """Yield the vectors of texts window by window; a thread tokenises the next window."""
+    def _encode_windows(self, texts: Iterable[list[str]], options: "EncodeOptions") -> Iterator[Tensor]:
+        """Yield the vectors of windows of texts; a thread tokenises the next window."""
         tokenizer, embedding = self.require_tokenizer(), self.config.encoder.embedding
         has_types = embedding.types > 1 and tokenizer.single_texts_have_types
         encoding = TextEncoding(tokenizer, self.max_seq_length, has_types)
-        for tokens, types in in_background(encoding.sequences(window) for window in windows(texts)):
+        for tokens, types in in_background(encoding.sequences(window) for window in texts):
             yield self._encode_window(tokens, types, options)
 
     @torch.inference_mode()
@@ -338,6 +345,6 @@ def check_texts(texts: Sequence[str], batch_size: int | None) -> None:
     """Raise InputError if `texts` is not a list of strings or the batch size is not positive."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"texts[{index}] is a {type(text).__name__}; it must be a string")
+            raise InputError(f"texts[{index}] is {type(text).__name__}; it must be a string")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

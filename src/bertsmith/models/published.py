@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import ValidationError
-
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.presets import (
@@ -46,7 +44,6 @@ from bertsmith.models.sizes import (
     TransformerSize,
     UniversalSize,
 )
-from bertsmith.settings import explain
 
 
 def _iwslt(width: int) -> LiteTransformerSize:
@@ -156,8 +153,6 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
     changed = type(size).parse({**size.plain(), **overrides}, source=f"preset {name!r}")
     try:
         return family(changed)
-    except ValidationError as error:
-        raise InputError(f"preset {name!r}: {explain(ModelConfig, error)}") from None
     except InputError as error:
         raise InputError(f"preset {name!r}: {error}") from None
 

@@ -6,7 +6,7 @@ from typing import Protocol, overload
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from bertsmith.errors import InputError
 from bertsmith.models.heads.task import Similarity
@@ -47,6 +47,19 @@ def similarities(first: Tensor, second: Tensor, kind: Similarity) -> Tensor:
             return -torch.cdist(first, second)
         case "manhattan":
             return -torch.cdist(first, second, p=1)
+
+
+def pairwise_similarities(first: Tensor, second: Tensor, kind: Similarity) -> Tensor:
+    """Return the similarities of corresponding vectors: (n, width), (n, width) -> (n,)."""
+    match kind:
+        case "cosine":
+            return cosine_similarity(first, second, dim=-1)
+        case "dot":
+            return (first * second).sum(-1)
+        case "euclidean":
+            return -(first - second).norm(dim=-1)
+        case "manhattan":
+            return -(first - second).norm(p=1, dim=-1)
 
 
 class SearchIndex:

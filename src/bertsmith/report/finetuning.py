@@ -11,8 +11,9 @@ import numpy as np
 from markupsafe import Markup
 
 from bertsmith.answers.sequences import Answer
+from bertsmith.errors import shorten
 from bertsmith.report.charts import LogRow, Panel, Series, column, line_chart, scatter_chart, strip_chart
-from bertsmith.report.page import format_count, render, shorten
+from bertsmith.report.page import format_count, render
 from bertsmith.report.trees import ParsingReport, build_parsing_report, right_branching_score
 from bertsmith.tasks.base import Evaluation, Example, PredictedLabel, PredictedLabels, Task
 from bertsmith.tasks.degenerate import has_constant_answers

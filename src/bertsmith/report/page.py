@@ -7,6 +7,8 @@ from itertools import pairwise
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bertsmith.errors import shorten
+
 SIZE_TOLERANCE = 0.1  # relative difference to a fraction that is named in words
 
 
@@ -74,8 +76,3 @@ def format_size_share(share: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Format a count with its noun: 1 token, 1,024 tokens."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def shorten(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters, with an ellipsis at its end."""
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

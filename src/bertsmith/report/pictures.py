@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, shorten
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.report.maps import NEAR, TextMap, label
-from bertsmith.report.page import shorten
 from bertsmith.report.study import MapStudy, main_map
 
 NO_PICTURE = "no picture was written: matplotlib is not installed (pip install 'bertsmith[report]')"

@@ -122,12 +122,13 @@ def compare(
     runs: dict[str, list[ComparedRun]] = {name: [] for name in settings}
     jobs = _jobs(settings, out, steps, seeds, evaluations)
     threads, is_gpu = torch.get_num_threads(), device_type(device) == "cuda"
-    executor = open_executor(partial(CompareWorker, device, threads), ray, cores=threads, gpus=int(is_gpu))
-    for job, stopped_at in executor.results(jobs):
-        if stopped_at is not None:
-            print_plain("interrupted; continue with --resume")
-            return StoppedRun(steps=stopped_at, stage=f"{job.name}, seed {job.seed}")
-        runs[job.name].append(read_run(job.seed, read_json(job.folder / RESULT), read_log(job.folder / LOG)))
+    make = partial(CompareWorker, device, threads)
+    with open_executor(make, ray=ray, cores=threads, gpus=int(is_gpu)) as executor:
+        for job, stopped_at in executor.results(jobs):
+            if stopped_at is not None:
+                print_plain("interrupted; continue with --resume")
+                return StoppedRun(steps=stopped_at, stage=f"{job.name}, seed {job.seed}")
+            runs[job.name].append(read_run(job.seed, read_json(job.folder / RESULT), read_log(job.folder / LOG)))
     summaries = summarize(runs)
     result = CompareResult(
         budget=budget,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -20,12 +20,14 @@ from torch.nn.functional import normalize as normalised
 from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
 from bertsmith.data.devices import Device, device_type
-from bertsmith.data.executor import RayExecutor
+from bertsmith.data.executor import RayWorkers
 from bertsmith.data.inference import InferencePrecision
+from bertsmith.data.inference import windows as split_windows
 from bertsmith.errors import InputError
+from bertsmith.models.model import Model
 from bertsmith.runs.flags import DataFlag, ForceFlag, OutFlag, RayFlag, TextFlag
 from bertsmith.runs.output import check_out, claim, write_result
-from bertsmith.runs.predict import WINDOW_ROWS, format_answer
+from bertsmith.runs.predict import format_answer
 from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.text.readers import find_files, read_documents
 
@@ -114,13 +116,7 @@ def encode(
     start = time.perf_counter()
     read: deque[str] = deque()  # texts whose vectors are not written yet
     recorded = _recorded(chain([first], documents), read)
-    if ray is None:
-        windows = loaded.encode_stream(recorded, precision=precision)
-    else:
-        threads = torch.get_num_threads()
-        make = partial(load_on_worker, folder.resolve(), device, precision, threads)
-        executor = RayExecutor(make, ray, cores=threads, gpus=int(loaded.device.type == "cuda"))
-        windows = (torch.from_numpy(vectors) for _, vectors in executor.results(_batches(recorded)))
+    windows = _vectors(recorded, loaded, folder, device, precision, ray)
     windows = (normalised(window, dim=-1) if normalize else window for window in windows)
     vectors = torch.cat(list(windows)) if data is None else None
     if out is None:
@@ -150,19 +146,27 @@ def encode(
     return result
 
 
+def _vectors(
+    texts: Iterable[str], model: Model, folder: Path, device: str, precision: InferencePrecision, ray: str | None
+) -> Iterator[Tensor]:
+    """Yield the vectors of windows of texts, computed by the model here or by copies of it on a cluster."""
+    if ray is None:
+        yield from model.encode_stream(texts, precision=precision)
+        return
+    threads = torch.get_num_threads()  # the same number everywhere, so that all workers round alike
+    make = partial(load_on_worker, folder.resolve(), device, precision, threads)
+    with RayWorkers(make, ray, cores=threads, gpus=int(model.device.type == "cuda")) as executor:
+        for _, vectors in executor.results(split_windows(texts)):
+            yield torch.from_numpy(vectors)
+
+
 def load_on_worker(
     folder: Path, device: str, precision: InferencePrecision, threads: int
 ) -> Callable[[Sequence[str]], np.ndarray]:
-    """Load the model of a worker; return its function from texts to vectors."""
+    """Load the model of a worker; return its function from a window of texts to vectors."""
     torch.set_num_threads(threads)
     model = load(folder, device=device_type(device))
-    return lambda texts: model.encode(texts, precision=precision).cpu().numpy()
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Yield the texts in lists of WINDOW_ROWS."""
-    while batch := list(islice(texts, WINDOW_ROWS)):
-        yield batch
+    return lambda texts: model.encode_window(texts, precision=precision).cpu().numpy()
 
 
 def fill_mask(

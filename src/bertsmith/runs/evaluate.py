@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
+
 from bertsmith.bundled import model_folder
 from bertsmith.data.devices import Device
 from bertsmith.data.inference import InferencePrecision
@@ -12,6 +14,7 @@ from bertsmith.errors import InputError
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
 from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, flag_group
+from bertsmith.runs.mteb_tasks import MtebResult, evaluate_mteb
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.residues import ResidueResult, evaluate_residues
 from bertsmith.runs.result import OneShotResult, print_plain, spread
@@ -56,10 +59,11 @@ METRIC_FLAGS = {
 def evaluate(
     model: str | Path,
     *,
-    data: DataFlag[str],
+    data: DataFlag[str | None] = None,
     out: OutFlag[Path | None] = None,
     split: str = "dev",
     column: list[str] | None = None,
+    mteb: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     source: Annotated[str | None, TRANSLATION] = None,
     target: Annotated[str | None, TRANSLATION] = None,
     beam: Annotated[int | None, TRANSLATION] = None,
@@ -77,10 +81,11 @@ def evaluate(
     device: Device = "auto",
     precision: InferencePrecision = "auto",
     force: ForceFlag = False,
-) -> EvaluateResult | WordPerplexityResult | ResidueResult:
-    """Score a fine-tuned model on one split of a data set, or a language model on text with --metric.
+) -> EvaluateResult | WordPerplexityResult | ResidueResult | MtebResult:
+    """Score a fine-tuned model on a data set, a language model on text (--metric), or vectors on MTEB (--mteb).
 
-    Writes the metrics of the task, the predictions and report.html; with --metric, result.json only.
+    Writes the metrics of the task, the predictions and report.html; with --metric, result.json only; with --mteb,
+    result.json and mteb/ with the results in MTEB's format.
 
     Parameters
     ----------
@@ -88,14 +93,18 @@ def evaluate(
         Folder of a fine-tuned model, ours or Hugging Face's; with --metric, of a pre-trained one.
     data
         Folder with one file per split (.jsonl, .csv, .tsv, also .gz, .xz, .zst; or .parquet), a single such file, or
-        a data set on the hub, for example glue/mrpc.
+        a data set on the hub, for example glue/mrpc. With --mteb, optional: a folder that contains the data sets of the
+        tasks in folders of their hub names, for example mteb/banking77, to read instead of the hub.
     out
         Output folder: predictions.jsonl, report.html, result.json, and official/ with files for the task's official
         scorer. Optional without --metric: the score is printed.
     split
-        Split to evaluate, for example dev or test.
+        Split to evaluate, for example dev or test. With --mteb, every task has its own.
     column
         Name of a column if it differs from the training data, for example label=stars; repeatable.
+    mteb
+        Score the vectors of a model on tasks of MTEB, for example Banking77Classification STSBenchmark, or on one of
+        its benchmarks; needs `pip install "bertsmith[mteb]"`.
     source
         Translation: source column; the column of the training data by default.
     target
@@ -138,7 +147,7 @@ def evaluate(
     force
         Replace the contents of --out.
     """
-    model, out, data = model_folder(model), None if out is None else Path(out), str(data)
+    model, out = model_folder(model), None if out is None else Path(out)
     options: dict[str, Any] = {
         "column": column,
         "source": source,
@@ -157,6 +166,14 @@ def evaluate(
         "precision": None if precision == "auto" else precision,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    if mteb:
+        if unused := [name for name in given if name != "precision"] + (["metric"] if metric else []):
+            raise InputError(f"--{unused[0].replace('_', '-')} is given with --mteb, which does not use it; omit it")
+        source_folder = None if data is None else Path(data)
+        return evaluate_mteb(model, mteb, data=source_folder, out=out, device=device, precision=precision, force=force)
+    if data is None:
+        raise InputError("--data is not given; give a data set, or --mteb with tasks of MTEB")
+    data = str(data)
     _check_flags(metric, given)
     if metric is not None:
         if out is None:

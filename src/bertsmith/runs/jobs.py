@@ -1,24 +1,21 @@
-"""Run independent jobs: in this process, or in several processes side by side on one device.
-
-An executor takes a `JobOrder` and later returns its outcome; it knows neither tables nor dependencies.
-"""
+"""Independent runs of tables, each a call of one command's function, in this process or in workers side by side."""
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from bertsmith import __version__
 from bertsmith.data.devices import device_type
+from bertsmith.data.executor import Executor, open_executor
 from bertsmith.errors import InputError
 from bertsmith.files import read_json
 from bertsmith.recipes import resolve_base
@@ -37,10 +34,9 @@ from bertsmith.toml import to_toml
 from bertsmith.training.pretraining import PretrainSettings
 
 Outcome = dict[str, Any]
-"""`result` (the content of result.json) and `seconds`, or `error`."""
+"""`result` (the content of result.json), `seconds`, `device` and versions, or `error`."""
 MAX_IDLE_WORKERS = 6
 """Processes kept on a GPU beside the active ones, because they have compiled the network of their jobs."""
-_PRELOADED = ["torch", "accelerate", "bertsmith.runs.jobs"]
 
 
 @dataclass(frozen=True)
@@ -53,126 +49,27 @@ class JobOrder:
     folder: Path
     device: str
     affinity: str = ""
-    """Orders of equal affinity compile the same network; orders without one compile none and share processes."""
+    """Orders of equal affinity compile the same network; orders without one compile none and share workers."""
 
 
-class Executor(Protocol):
-    """Runs orders. To add one, such as a cluster, implement these three methods."""
-
-    slots: int
-    """Number of orders that may run at the same time."""
-
-    def submit(self, order: JobOrder) -> None:
-        """Start an order; at most `slots` may be unfinished."""
-
-    def wait(self) -> tuple[str, Outcome]:
-        """Wait for the next order to end; return its key and outcome."""
-
-    def close(self) -> None:
-        """End all processes."""
+def open_jobs(processes: int, device: str, ray: str | None) -> Executor[JobOrder, Outcome]:
+    """Return the executor of runs: `processes` side by side on the device, or per GPU of a Ray cluster."""
+    threads = torch.get_num_threads() if processes == 1 else max(1, (os.cpu_count() or 1) // processes)
+    is_gpu = device_type(device) == "cuda"
+    return open_executor(
+        partial(_prepare, threads),
+        ray=ray,
+        processes=processes,
+        cores=threads,
+        gpus=1 / processes if is_gpu else 0,
+        spare=MAX_IDLE_WORKERS if is_gpu else 0,
+    )
 
 
-def make_executor(processes: int, device: str) -> Executor:
-    """Return the executor for a number of processes on one device."""
-    return ThisProcess() if processes == 1 else LocalProcesses(processes, device)
-
-
-class ThisProcess:
-    """Runs one order at a time, in this process."""
-
-    slots = 1
-
-    def __init__(self) -> None:
-        self._outcomes: list[tuple[str, Outcome]] = []
-
-    def submit(self, order: JobOrder) -> None:
-        self._outcomes.append((order.key, execute(order)))
-
-    def wait(self) -> tuple[str, Outcome]:
-        return self._outcomes.pop(0)
-
-    def close(self) -> None:
-        pass
-
-
-class LocalProcesses:
-    """Runs orders side by side in worker processes; a worker that dies loses only its own order."""
-
-    def __init__(self, processes: int, device: str) -> None:
-        self.slots = processes
-        is_gpu = device_type(device) == "cuda"
-        self._max_workers = processes + (MAX_IDLE_WORKERS if is_gpu else 0)
-        self._threads = max(1, (os.cpu_count() or 1) // processes)
-        # for libraries that use all cores by default; the fork server passes them on
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
-            os.environ[name] = str(self._threads)
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)  # importing PyTorch takes seconds per process
-        self._workers: list[_Worker] = []
-
-    def submit(self, order: JobOrder) -> None:
-        for worker in [worker for worker in self._workers if worker.order is None and not worker.process.is_alive()]:
-            self._end(worker)
-        idle = [worker for worker in self._workers if worker.order is None]
-        chosen = next((worker for worker in idle if worker.affinity == order.affinity), None)
-        if chosen is None and len(self._workers) >= self._max_workers:
-            self._end(idle[0])  # idle for longest
-        if chosen is None:
-            chosen = self._start()
-        self._workers.remove(chosen)
-        self._workers.append(chosen)
-        chosen.order, chosen.affinity = order, order.affinity
-        chosen.connection.send(order)
-
-    def wait(self) -> tuple[str, Outcome]:
-        ready = wait([worker.connection for worker in self._workers if worker.order is not None])
-        worker = next(worker for worker in self._workers if worker.connection in ready)
-        assert worker.order is not None
-        key, worker.order = worker.order.key, None
-        try:
-            outcome: Outcome = worker.connection.recv()
-        except (EOFError, OSError):  # OSError: the connection is reset
-            worker.process.join()
-            outcome = {"error": f"its process ended with exit code {worker.process.exitcode}"}
-            self._end(worker)
-        return key, outcome
-
-    def close(self) -> None:
-        for worker in list(self._workers):
-            self._end(worker)
-
-    def _start(self) -> "_Worker":
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(there, self._threads), daemon=False)
-        process.start()
-        there.close()
-        worker = _Worker(process, here)
-        self._workers.append(worker)
-        return worker
-
-    def _end(self, worker: "_Worker") -> None:
-        self._workers.remove(worker)
-        worker.connection.close()
-        if worker.order is not None:
-            worker.process.terminate()
-        worker.process.join()
-
-
-@dataclass
-class _Worker:
-    process: BaseProcess
-    connection: "Connection[Any, Any]"
-    order: JobOrder | None = None
-    """The order in progress."""
-    affinity: str = ""
-
-
-def _serve(connection: "Connection[Any, Any]", threads: int) -> None:
-    """Execute orders until the other end of the pipe is closed."""
+def _prepare(threads: int) -> Callable[[JobOrder], Outcome]:
+    """Return the function of a worker."""
     torch.set_num_threads(threads)
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            connection.send(execute(connection.recv()))
+    return execute
 
 
 def execute(order: JobOrder) -> Outcome:
@@ -188,7 +85,9 @@ def execute(order: JobOrder) -> Outcome:
         warnings.simplefilter("ignore")  # of many runs, none would be read
         try:
             result = RUNNERS[order.command](order)
-            return {"result": result, "seconds": round(time.perf_counter() - begin, 2)}
+            seconds = round(time.perf_counter() - begin, 2)
+            versions = {"torch": str(torch.__version__), "bertsmith": __version__}
+            return {"result": result, "seconds": seconds, "device": device_name(order.device), **versions}
         except InputError as error:
             return {"error": str(error)}
         except Exception as error:
@@ -245,6 +144,11 @@ RUNNERS: dict[str, Callable[[JobOrder], Plain]] = {
     "measure": _run_measurement,
 }
 """Function of every command of a table."""
+
+
+def device_name(device: str) -> str:
+    """Return the name of the device of this machine."""
+    return torch.cuda.get_device_name() if device_type(device) == "cuda" else f"CPU, {os.cpu_count()} cores"
 
 
 def _for_device(order: JobOrder) -> Plain:

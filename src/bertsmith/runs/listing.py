@@ -13,13 +13,13 @@ from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.source import ModelSource
 from bertsmith.checkpoint.store import read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, shorten
 from bertsmith.files import read_json
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.runs.output import RESULT
-from bertsmith.runs.result import OneShotResult, print_plain, shorten
+from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.predictor import has_task_record, read_task_record

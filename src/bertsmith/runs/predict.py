@@ -13,15 +13,15 @@ import torch
 from bertsmith.answers.sequences import Answer
 from bertsmith.bundled import model_folder
 from bertsmith.data.devices import Device
-from bertsmith.data.executor import LocalExecutor, MapExecutor, RayExecutor
+from bertsmith.data.executor import Executor, RayWorkers, ThisProcess
 from bertsmith.data.inference import InferencePrecision, in_background
 from bertsmith.data.progress import progress_bar
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, shorten
 from bertsmith.files import read_json, write_json
 from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, read_task
 from bertsmith.runs.flags import TRANSLATION, DataFlag, ForceFlag, OutFlag, RayFlag, TextFlag
 from bertsmith.runs.output import RESULT, check_out, claim, lock, write_answers, write_files, write_result
-from bertsmith.runs.result import OneShotResult, count_of, print_plain, shorten
+from bertsmith.runs.result import OneShotResult, count_of, print_plain
 from bertsmith.settings import check_same
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
@@ -143,13 +143,16 @@ def predict(
 
     rows, is_joint = _check_rows(task, tables())  # bad rows raise before the model is loaded
     predictor = open_predictor(model, record, device, precision)
-    executor = _executor(predictor, model, device, ray)
     start = time.perf_counter()
     given: list[Answer] = []
     writer = None
     if out is not None:
         writer = PredictionWriter(out, task.changed(name=name_in_split(task.name, split)), top)
-    with progress_bar("predict") as watch, predictor.model.evaluating():
+    with (
+        _executor(predictor, model, device, ray) as executor,
+        progress_bar("predict") as watch,
+        predictor.model.evaluating(),
+    ):
         done = 0
         windows = iter([_joined(tables())]) if is_joint else in_background(tables())
         if resume and writer is not None:
@@ -184,13 +187,13 @@ def predict(
     return result
 
 
-def _executor(predictor: Predictor, model: Path, device: str, ray: str | None) -> MapExecutor[Table, Sequence[Answer]]:
+def _executor(predictor: Predictor, model: Path, device: str, ray: str | None) -> Executor[Table, Sequence[Answer]]:
     """Return the executor that answers tables: the predictor in this process, or predictors on a cluster."""
     if ray is None:
-        return LocalExecutor(predictor.answer_table)
+        return ThisProcess(predictor.answer_table)
     threads = torch.get_num_threads()  # the same number everywhere, so that all workers round alike
     make = partial(load_on_worker, model.resolve(), predictor.record, device, predictor.precision, threads)
-    return RayExecutor(make, ray, cores=threads, gpus=int(predictor.model.device.type == "cuda"))
+    return RayWorkers(make, ray, cores=threads, gpus=int(predictor.model.device.type == "cuda"))
 
 
 def load_on_worker(

@@ -2,29 +2,29 @@
 
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-import torch
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
-from bertsmith import __version__
 from bertsmith.data.devices import device_type
+from bertsmith.data.executor import Executor, LostWorker
 from bertsmith.errors import InputError
 from bertsmith.report.page import format_duration
 from bertsmith.report.reproduction import claim_rows, published_markdown, render_table_page, table_markdown
 from bertsmith.reproduction.evaluation import Lines, TableEvaluation, evaluate_table
 from bertsmith.reproduction.plan import PlannedRun, RunPlan
 from bertsmith.reproduction.table import BLOCK, ExperimentTable, block_tables, read_table, table_names
-from bertsmith.runs.jobs import Executor, JobOrder, Outcome, make_executor
+from bertsmith.runs.flags import RayFlag
+from bertsmith.runs.jobs import JobOrder, Outcome, open_jobs
 from bertsmith.runs.output import MARK, REPORT, RESULT, check_out, lock, unlock, write_result
 from bertsmith.runs.reproduce_check import check_table, rehearse
 from bertsmith.runs.result import OneShotResult, print_plain
@@ -59,6 +59,7 @@ def reproduce(
     processes: int | None = None,
     minutes: float | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    ray: RayFlag = None,
     list_tables: Annotated[bool, Parameter(name="--list", negative=())] = False,
     published: bool = False,
     check: bool = False,
@@ -80,11 +81,15 @@ def reproduce(
     seeds
         Number of seeds of every row, instead of the table's.
     processes
-        Runs side by side on the device; 4 on a GPU and 1 on a CPU by default.
+        Runs side by side on the device; 4 on a GPU and 1 on a CPU by default. With --ray: on every GPU, or on as many
+        cores as this machine has.
     minutes
         Start no run that is not expected to end within this time.
     device
         Device to run on; "auto" uses a GPU if one is available.
+    ray
+        Run on a Ray cluster: its address, "auto", or "local" to start one on this machine. --out and --data must be
+        folders that all machines share. A run whose worker is lost is repeated.
     list_tables
         Print all tables of the papers with their planned minutes.
     published
@@ -117,11 +122,10 @@ def reproduce(
     store = RunStore(Path(out), data)
     begin = time.perf_counter()
     store.open()
-    executor = make_executor(processes, device)
     try:
-        run_plan(plan, store, executor, device=place, minutes=minutes)
+        with open_jobs(processes, device, ray) as executor:
+            run_plan(plan, store, executor, device=place, minutes=minutes)
     finally:
-        executor.close()
         unlock(store.out)
     return _write_tables(tables, plan, store, time.perf_counter() - begin)
 
@@ -169,16 +173,16 @@ class RunStore:
     def order(self, job: PlannedRun, device: str) -> JobOrder:
         """Return the order to run a job."""
         settings = job.located(self.data, {need: self.folder(need) for need in job.needs})
-        return JobOrder(job.key, job.command, settings, self.folder(job.key), device, job.affinity)
+        affinity = job.affinity if device == "cuda" else ""  # nothing is compiled on a CPU
+        return JobOrder(job.key, job.command, settings, self.folder(job.key), device, affinity)
 
-    def add(self, job: PlannedRun, outcome: Outcome, device: str) -> None:
+    def add(self, job: PlannedRun, outcome: Outcome) -> None:
         """Append a line to runs.jsonl."""
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / MARK).touch()
         line = {"key": job.key, "label": job.label, "command": job.command, "seed": job.seed, **outcome}
         if "error" not in outcome:
-            versions = {"device": device_name(device), "torch": str(torch.__version__), "bertsmith": __version__}
-            line |= {"settings": job.settings, "needs": list(job.needs), "inputs": self.inputs(job), **versions}
+            line |= {"settings": job.settings, "needs": list(job.needs), "inputs": self.inputs(job)}
         with (self.out / LINES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.lines[job.key] = line
@@ -199,7 +203,7 @@ _PRUNED = ".pruned"
 def run_plan(
     plan: RunPlan,
     store: RunStore,
-    executor: Executor,
+    executor: Executor[JobOrder, Outcome],
     *,
     device: str,
     minutes: float | None = None,
@@ -212,6 +216,7 @@ def run_plan(
     """
     todo = _unfinished(plan, store)
     running: dict[str, float] = {}
+    futures: dict[Future[Outcome], str] = {}
     ratios: list[float] = []
     late: set[str] = set()
     begin, read_keys, total = clock(), plan.read_keys, len(todo)
@@ -240,10 +245,16 @@ def run_plan(
         while len(running) < executor.slots and not is_exclusive and (job := next_job()) is not None:
             running[job.key] = clock()
             is_exclusive = job.alone
-            executor.submit(store.order(job, device))
+            order = store.order(job, device)
+            futures[executor.submit(order, order.affinity)] = job.key
         if not running:
             break
-        key, outcome = executor.wait()
+        future = executor.first_finished(futures)
+        key = futures.pop(future)
+        try:
+            outcome = future.result()
+        except LostWorker as error:
+            outcome = {"error": str(error)}
         job = todo.pop(key)
         started = running.pop(key)
         if job.seconds:
@@ -252,7 +263,7 @@ def run_plan(
             _fail_readers(plan, todo, key)
         elif key not in read_keys:
             store.prune(job)
-        store.add(job, outcome, device)
+        store.add(job, outcome)
         finished += 1
         message = outcome.get("error") or f"{outcome['seconds']:.0f} s"
         print_plain(f"{finished}/{total} after {format_duration(clock() - begin)}: {job.label}: {message}")
@@ -303,11 +314,6 @@ def fingerprint(path: Path) -> str:
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()[:16]
-
-
-def device_name(device: str) -> str:
-    """Return the name of the device for runs.jsonl."""
-    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {os.cpu_count()} cores"
 
 
 def _expand(names: Sequence[str]) -> list[str]:

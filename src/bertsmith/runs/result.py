@@ -107,12 +107,3 @@ def count_of(number: int, noun: str) -> str:
     ('1 document', '2,000 documents')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def shorten(text: str, length: int) -> str:
-    """Return at most `length` characters of a text; "…" marks a cut.
-
-    >>> shorten("a long label", 7)
-    'a long…'
-    """
-    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -197,10 +197,11 @@ def run_search(
         ]
         threads, is_gpu = torch.get_num_threads(), device_type(device) == "cuda"
         worker = partial(SearchWorker, tables, start, device, resume, threads)
-        for job, steps in open_executor(worker, ray, cores=threads, gpus=int(is_gpu)).results(jobs):
-            if steps is not None:
-                return StoppedRun(steps=steps, stage=job.folder.name)
-            _remove_worse_models(out, list(runs))
+        with open_executor(worker, ray=ray, cores=threads, gpus=int(is_gpu)) as executor:
+            for job, steps in executor.results(jobs):
+                if steps is not None:
+                    return StoppedRun(steps=steps, stage=job.folder.name)
+                _remove_worse_models(out, list(runs))
         summary = _summarise(search, out)
         best = summary.best.run
         # the recipe is replaced atomically, because --resume reads it

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bertsmith.answers.sequences import Answer, Features
 from bertsmith.answers.texts import TextExample, class_answers, read_texts, text_features
-from bertsmith.errors import InputError, nearest
+from bertsmith.errors import MAX_SHOWN, InputError, nearest, shorten
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
@@ -83,8 +83,8 @@ class Classification(TextTask[LabelledText]):
                 name = label_name(table, index, self.label)
                 if name not in label_index:
                     raise InputError(
-                        f"{table.location(index)}: {self.label!r} is {name!r}, which is not a label of this task; "
-                        f"{nearest(name, self.labels)}"
+                        f"{table.location(index)}: {self.label!r} is {shorten(name, MAX_SHOWN)!r}, which is not "
+                        f"a label of this task; {nearest(name, self.labels)}"
                     )
                 label = label_index[name]
             examples.append(LabelledText(texts.text, texts.pair, label))

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from bertsmith.checkpoint.hf.adapter import HfConfig
 from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.checkpoint.hf.sentences import MODULES_FILE, encoder_folder, read_length
 from bertsmith.checkpoint.hf.task_heads import PROBLEMS, read_labels
 from bertsmith.errors import InputError, nearest
 from bertsmith.files import read_json
-from bertsmith.settings import Plain
+from bertsmith.settings import InvalidRecord, Plain
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.classification import Classification
@@ -81,7 +79,7 @@ def _max_length(data: HfConfig) -> int:
         return int(data.get("max_position_embeddings") or _MAX_LENGTH)
     try:
         return adapter.read_config(data, frozenset()).encoder.embedding.max_length
-    except (ValidationError, TypeError):  # opening the model gives the reason
+    except (InvalidRecord, TypeError):  # opening the model gives the reason
         return _MAX_LENGTH
 
 

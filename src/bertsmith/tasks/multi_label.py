@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bertsmith.answers.sequences import Answer, Features
 from bertsmith.answers.texts import TextExample, label_answers, read_texts, text_features
-from bertsmith.errors import InputError, nearest
+from bertsmith.errors import MAX_SHOWN, InputError, nearest, shorten
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
@@ -72,8 +72,8 @@ class MultiLabel(TextTask[MultiLabelText]):
             for name in names:
                 if name not in label_index:
                     raise InputError(
-                        f"{table.location(index)}: {self.label!r} has {name!r}, which is not a label of this task; "
-                        f"{nearest(name, self.labels)}"
+                        f"{table.location(index)}: {self.label!r} has {shorten(name, MAX_SHOWN)!r}, which is not "
+                        f"a label of this task; {nearest(name, self.labels)}"
                     )
             labels = tuple(sorted({label_index[name] for name in names}))
             examples.append(MultiLabelText(texts.text, texts.pair, labels))

@@ -683,4 +683,4 @@ def _check_texts(name: str, texts: Sequence[str]) -> None:
         raise InputError(f"{name} is a string; it must be a list of strings")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"{name}[{index}] is a {type(text).__name__}; it must be a string")
+            raise InputError(f"{name}[{index}] is {type(text).__name__}; it must be a string")

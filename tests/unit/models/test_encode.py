@@ -119,7 +119,7 @@ def test_packed_and_padded_vectors_are_equal(model: Model) -> None:
         ({"texts": ["a"], "normalise": True}, "encode has no argument 'normalise'; did you mean 'normalize'"),
         ({"texts": ["a"], "convert_to": "list"}, "convert_to is 'list'; allowed: tensor, numpy"),
         ({"texts": ["a"], "prompt": "b", "prompt_name": "c"}, "prompt and prompt_name are given; allowed: one of them"),
-        ({"texts": ["a", 3]}, r"texts\[1\] is a int; it must be a string"),
+        ({"texts": ["a", 3]}, r"texts\[1\] is int; it must be a string"),
         ({"texts": ["a"], "batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
         ({"texts": ["a"], "precision": "half"}, "precision is 'half'; allowed: auto, float32, bfloat16"),
     ],

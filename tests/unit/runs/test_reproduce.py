@@ -3,15 +3,18 @@
 import json
 import os
 import signal
+from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import bertsmith
 from bertsmith import InputError
+from bertsmith.data.executor import Executor, LocalWorker, LocalWorkers, LostWorker
 from bertsmith.reproduction.plan import RunPlan
 from bertsmith.reproduction.table import read_table
-from bertsmith.runs.jobs import JobOrder, LocalProcesses, Outcome
+from bertsmith.runs.jobs import JobOrder, Outcome, open_jobs
 from bertsmith.runs.reproduce import RunStore, run_plan
 
 CHAIN = """
@@ -37,28 +40,33 @@ set.student.features = 16
 """
 
 
-class FakeExecutor:
-    """Finishes orders in the order of submission; some fail."""
+class FakeExecutor(Executor[JobOrder, Outcome]):
+    """Finishes the oldest order whenever it is waited for; some fail."""
 
     def __init__(self, slots: int, clock: "FakeClock", failing: str = "") -> None:
         self.slots, self.clock, self.failing = slots, clock, failing
-        self.pending: list[JobOrder] = []
+        self.pending: dict[Future[Outcome], JobOrder] = {}
         self.started: list[JobOrder] = []
         self.most = 0
 
-    def submit(self, order: JobOrder) -> None:
-        self.pending.append(order)
-        self.started.append(order)
+    def submit(self, one: JobOrder, group: str = "") -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        self.pending[future] = one
+        self.started.append(one)
         self.most = max(self.most, len(self.pending))
+        return future
 
-    def wait(self) -> tuple[str, Outcome]:
-        order = self.pending.pop(0)
+    def first_finished(self, futures: Iterable[Future[Outcome]]) -> Future[Outcome]:
+        future = next(iter(self.pending))
+        order = self.pending.pop(future)
         self.clock.now += 20.0
         if order.key == self.failing:
-            return order.key, {"error": "out of memory"}
-        order.folder.mkdir(parents=True, exist_ok=True)
-        (order.folder / "result.json").write_text("{}")
-        return order.key, {"result": {"error": 0.5}, "seconds": 20.0}
+            future.set_result({"error": "out of memory"})
+        else:
+            order.folder.mkdir(parents=True, exist_ok=True)
+            (order.folder / "result.json").write_text("{}")
+            future.set_result({"result": {"error": 0.5}, "seconds": 20.0})
+        return future
 
     def close(self) -> None:
         pass
@@ -141,21 +149,19 @@ def test_torn_line_is_removed_and_foreign_folder_refused(plan: RunPlan, tmp_path
 @pytest.mark.slow  # starts processes
 def test_processes_run_side_by_side_and_one_may_die(tmp_path: Path) -> None:
     settings = {"what": "favor_error", "features": 8, "head_width": 4, "std": 1.0, "length": 8, "draws": 1, "seed": 0}
-    executor = LocalProcesses(2, "cpu")
-    try:
-        for key in ("first", "second"):
-            executor.submit(JobOrder(key, "measure", settings, tmp_path / key, "cpu"))
-        outcomes = dict(executor.wait() for _ in range(2))
-        assert all(outcome["result"]["error"] > 0 for outcome in outcomes.values())
+    with open_jobs(2, "cpu", None) as executor:
+        orders = [JobOrder(key, "measure", settings, tmp_path / key, "cpu") for key in ("first", "second")]
+        assert all(outcome["result"]["error"] > 0 for _, outcome in executor.results(orders))
         long = {**settings, "length": 4096, "draws": 10_000}
-        executor.submit(JobOrder("dies", "measure", long, tmp_path / "dies", "cpu"))
-        os.kill(executor._workers[-1].process.pid or 0, signal.SIGKILL)
-        executor.submit(JobOrder("bad", "measure", {**settings, "std": None}, tmp_path / "bad", "cpu"))
-        outcomes = dict(executor.wait() for _ in range(2))
-    finally:
-        executor.close()
-    assert outcomes["dies"] == {"error": "its process ended with exit code -9"}
-    assert "TypeError" in outcomes["bad"]["error"]
+        dies = executor.submit(JobOrder("dies", "measure", long, tmp_path / "dies", "cpu"))
+        bad = executor.submit(JobOrder("bad", "measure", {**settings, "std": None}, tmp_path / "bad", "cpu"))
+        assert "TypeError" in bad.result()["error"]
+        assert isinstance(executor, LocalWorkers)
+        (busy,) = executor._busy
+        assert isinstance(busy, LocalWorker)
+        os.kill(busy.process.pid, signal.SIGKILL)
+        with pytest.raises(LostWorker, match="its process ended with exit code -9"):
+            dies.result()
 
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "corpora.toml"

@@ -75,7 +75,7 @@ def test_number_of_threads(folders: dict[str, Path]) -> None:
     ("call", "sentence"),
     [
         (lambda model: model.predict(["a text"]), r"this folder has no task\.json, so it has no task to predict"),
-        (lambda model: model.encode([3]), r"texts\[0\] is a int; it must be a string"),
+        (lambda model: model.encode([3]), r"texts\[0\] is int; it must be a string"),
         (lambda model: model.fill_mask("a [MASK]"), "this graph does not fill masks; export the model with --head mas"),
         (lambda model: model.outputs([[5], []]), "sequence 1 is not a non-empty list of token ids"),
         (lambda model: model.outputs([[0.5]]), "sequence 0 is not a non-empty list of token ids"),

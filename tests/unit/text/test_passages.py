@@ -1,15 +1,18 @@
 """Pairs of passages: their kinds, dropped lines, and reproducibility by seed."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
+from killing import Killed, kill_at
 
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.errors import InputError
-from bertsmith.runs.pairs import ROWS
+from bertsmith.runs.output import unlock
+from bertsmith.runs.pairs import JOURNAL, ROWS, PairJournal
 from bertsmith.text.passages import KINDS, Lengths, Passages, pairs_of, parse_kinds
 from bertsmith.text.readers import read_documents_with_titles, read_rows
 
@@ -100,8 +103,32 @@ def test_command_writes_a_fine_tuning_folder(tmp_path: Path) -> None:
     rows = [row for _, row in read_rows(tmp_path / "a" / ROWS)]
     assert [row["kind"] for row in rows] == ["same", "same", "title", "spans", "same", "same", "spans"]
     assert all(row.keys() == {"anchor", "positive", "kind"} for row in rows)
+    assert not (tmp_path / "a" / JOURNAL).exists()
     main(["pairs", str(file), "--out", str(tmp_path / "d"), "--kinds", "same=2", "title", "--documents", "1"])
     assert len(list(read_rows(tmp_path / "d" / ROWS))) == 3
+
+
+def test_interrupted_run_resumes_to_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertsmith.runs.pairs.BLOCK_CHARACTERS", 10)  # a block per document
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"title": f"Part {number}", "text": DOCUMENT}) + "\n" for number in range(9)))
+    settings = {"kinds": ["same=2", "spans=2"], "seed": 3}
+    bertsmith.pairs([file], out=tmp_path / "whole", **settings)
+    with monkeypatch.context() as patch:
+        kill_at(patch, PairJournal, "_count", after=4, before_it=True)
+        with pytest.raises(Killed):
+            bertsmith.pairs([file], out=tmp_path / "out", **settings)
+    unlock(tmp_path / "out")
+    with (tmp_path / "out" / ROWS).open("ab") as rows, (tmp_path / "out" / JOURNAL).open("a") as lines:
+        rows.write(b"half a block")
+        lines.write('{"bytes": 3, "docu')
+    with pytest.raises(InputError, match="--resume: seed is 4, but the run was started with 3"):
+        bertsmith.pairs([file], out=tmp_path / "out", resume=True, **(settings | {"seed": 4}))
+    result = bertsmith.pairs([file], out=tmp_path / "out", resume=True, **settings)
+    assert (tmp_path / "out" / ROWS).read_bytes() == (tmp_path / "whole" / ROWS).read_bytes()
+    assert result.documents == 9
+    with pytest.raises(InputError, match="no interrupted run"):
+        bertsmith.pairs([file], out=tmp_path / "out", resume=True, **settings)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from bertsmith.training.head_start import INVERSE_PENALTY, fit_scores
 
 WORDS = ("iron", "river", "clock", "lantern", "harbour", "gate", "smith", "old")
 ROWS = [
-    {"text": " ".join(WORDS[(i * k) % 8] for k in range(1, 2 + i % 5)), "label": "abc"[(i * i + i // 7) % 3]} for i in range(60)
+    {"text": " ".join(WORDS[(i * k) % 8] for k in range(1, 2 + i % 5)), "label": "abc"[(i * i + i // 7) % 3]}
+    for i in range(60)
 ]
 SETTINGS = (
     "model={preset='bert-tiny', overrides={layers=1, width=16, heads=2, init_std=0.2}}",

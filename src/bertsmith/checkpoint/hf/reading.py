@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from bertsmith.checkpoint.files import check_size, copy_tensors, find_weights, read_tensors
@@ -26,7 +25,7 @@ from bertsmith.files import read_json
 from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.settings import explain
+from bertsmith.settings import InvalidRecord
 
 _ALL = (
     *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MPNET, ELECTRA, ALBERT),
@@ -63,8 +62,8 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
         head = _find_head(adapter, data, theirs)
         config = read_config(adapter, data, parts, head)
         sentences = read_sentences(whole, config)
-    except ValidationError as error:
-        raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
+    except InvalidRecord as error:
+        raise InputError(f"{str(folder / 'config.json')!r}: {error}") from None
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError) as error:

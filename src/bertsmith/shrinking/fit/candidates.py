@@ -37,6 +37,9 @@ class RunMode(NamedTuple):
         return f"{self.engine} {self.precision}{cut}"
 
 
+_ON_REQUEST: tuple[Precision, ...] = ("float16",)  # half the size, but CPUs compute it in float32, with conversions
+
+
 def available_modes(search: SearchConfig, lengths: Sequence[int]) -> tuple[list[RunMode], list[str]]:
     """Return the requested run modes that are available on this machine, and notices about omitted ones."""
     for name in search.engines:
@@ -58,7 +61,7 @@ def available_modes(search: SearchConfig, lengths: Sequence[int]) -> tuple[list[
         modes += [
             RunMode(name, precision)
             for precision in engine.precisions
-            if not search.precisions or precision in search.precisions
+            if (precision in search.precisions if search.precisions else precision not in _ON_REQUEST)
         ]
     if not modes:
         reason = "; ".join(notices) or f"none of the engines supports {', '.join(search.precisions)}"

@@ -1,7 +1,7 @@
 """Training of a decoder with exits (Elbayad et al. 2020): aligned losses of all exits, and a chooser that learns q.
 
-Aligned training: the teacher-forced pass computes the hidden states of every block, and every exit predicts from its
-own, the right token or what the last head predicts. The chooser learns from an oracle, without a gradient into the
+Aligned training: the teacher-forced pass computes the hidden states of every block, and every exit predicts the right
+token, or the last head's distribution, from its own. The chooser learns from an oracle, without a gradient into the
 decoder.
 """
 
@@ -194,19 +194,12 @@ def exit_scores(
     def chunk(targets: Tensor, last_states: Tensor, *exit_states: Tensor) -> tuple[Tensor, ...]:
         last = model.scores(last_states)[:, :vocabulary]  # the last axis may be padded with -inf
         soft_targets = wide(last.detach()).softmax(-1) if learn_from == "answers" else None
-        losses, rows, tokens = [], [], []
-        for layer, states in zip(layers, exit_states, strict=True):
-            scores = model.exit_scores(layer, states)[:, :vocabulary]
-            if soft_targets is None:
-                losses.append(from_scores(scores, targets, smoothing).loss)
-            else:
-                losses.append(_soft_loss(scores, soft_targets, targets))
-            own_rows, own_tokens = _predictions(scores, targets)
-            rows.append(own_rows)
-            tokens.append(own_tokens)
-        losses.append(from_scores(last, targets, smoothing).loss)
-        own_rows, own_tokens = _predictions(last, targets)
-        return torch.stack(losses), torch.stack([*rows, own_rows], dim=1), torch.stack([*tokens, own_tokens])
+        heads = [
+            _head_results(model.exit_scores(layer, states)[:, :vocabulary], targets, smoothing, soft_targets)
+            for layer, states in zip(layers, exit_states, strict=True)
+        ]
+        losses, tables, tokens = zip(*heads, _head_results(last, targets, smoothing), strict=True)
+        return torch.stack(losses), torch.stack(tables, dim=1), torch.stack(tokens)
 
     def recomputed(*tensors: Tensor) -> tuple[Tensor, ...]:
         return checkpoint(chunk, *tensors, use_reentrant=False, preserve_rng_state=False)
@@ -220,10 +213,16 @@ def exit_scores(
     return ExitScores(torch.stack(losses).sum(0), likelihoods, probabilities, predicted == expected, predicted)
 
 
-def _soft_loss(scores: Tensor, soft_targets: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of the cross-entropies to soft targets, (rows, vocabulary), where there is a right token."""
-    losses = -(soft_targets * wide(scores).log_softmax(-1)).sum(-1)
-    return torch.where(targets != IGNORED, losses, 0.0).sum()
+def _head_results(
+    scores: Tensor, targets: Tensor, smoothing: float, soft_targets: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of one head, summed over the right tokens or their soft targets, and its predictions."""
+    if soft_targets is None:
+        loss = from_scores(scores, targets, smoothing).loss
+    else:
+        losses = -(soft_targets * wide(scores).log_softmax(-1)).sum(-1)
+        loss = torch.where(targets != IGNORED, losses, 0.0).sum()
+    return loss, *_predictions(scores, targets)
 
 
 @torch.no_grad()

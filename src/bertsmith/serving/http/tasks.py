@@ -92,7 +92,7 @@ async def run_task(
     check_count(rows, limits)
     tokenised = await request.tokenise(lambda: task_inputs(served, rows, truncate=truncates, limits=limits))
     result = await request.submit("task", tokenised.sequences)
-    outputs = tokenised.item_outputs(result.outputs, served.runner)
+    outputs = await request.run(lambda: tokenised.item_outputs(result.outputs, served.runner))
     return TaskOutputs(tokenised, outputs, is_single)
 
 

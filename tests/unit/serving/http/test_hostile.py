@@ -118,6 +118,10 @@ def test_deadline_includes_tokenisation(folder: Path, monkeypatch: pytest.Monkey
 
     settings = ServeSettings(times=Times(answer=0.5))
     with schedulers({"encoder": folder}) as models, serving(models, settings) as address:
+        # a body that is not parsed in time, because other requests occupy the threads
+        with monkeypatch.context() as patch:
+            patch.setattr("bertsmith.serving.http.service._parse", lambda body: time.sleep(1.5))
+            _check_rejected(httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}), 503, "not processed in time")
         monkeypatch.setattr(Tokenizer, "_encode", slow)
         started_at = time.monotonic()
         late = httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}, timeout=20)
@@ -172,7 +176,8 @@ def test_limits_on_texts_and_tokens(client: httpx.Client) -> None:
     _check_rejected(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
     _check_rejected(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
     _check_rejected(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
-    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "301 tokens", "at most 300")
+    _check_rejected(client.post("/tokenize", json={"inputs": "no " * 400}), 413, "301 tokens", "at most 300")
+    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "300000 characters", "at most 2400")
     _check_rejected(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
     _check_rejected(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
     assert client.post("/rerank", json={"query": "a", "texts": ["b"] * 8}).status_code == 200

@@ -25,6 +25,8 @@ _WHOLE_TEXT_TASKS = frozenset({"tagging", "parsing", "spans", "choice"})
 """Tasks that tokenise their texts to the end; others only the tokens that the model reads."""
 _CHARACTERS_PER_TOKEN = 8
 """Maximum mean length of the tokens of a request, so that a text with too many tokens is not tokenised first."""
+InputRow = Mapping[str, str | list[str] | None]
+"""One input of a task: texts or lists of words by column."""
 
 
 def check_count(texts: Sequence[object], limits: Limits, name: str = "inputs") -> None:
@@ -170,7 +172,7 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     return TaskInputs(task, examples, features, sequences)
 
 
-def _check_whole_texts(task: AnyTask, rows: Sequence[Mapping[str, str | list[str] | None]], tokenizer: Tokenizer, limits: Limits) -> None:
+def _check_whole_texts(task: AnyTask, rows: Sequence[InputRow], tokenizer: Tokenizer, limits: Limits) -> None:
     """Raise if a text has more tokens than a request may have, before a task tokenises it to its end."""
     if task.kind not in _WHOLE_TEXT_TASKS:
         return
@@ -181,7 +183,7 @@ def _check_whole_texts(task: AnyTask, rows: Sequence[Mapping[str, str | list[str
             check_tokens(len(tokenizer.encode_offsets([text], limits.tokens + 1)[0][0]), limits)
 
 
-def _row(task: AnyTask, value: TaskInput) -> dict[str, str | list[str] | None]:
+def _row(task: AnyTask, value: TaskInput) -> InputRow:
     if isinstance(task, TextEmbedding) and isinstance(value, str):
         return {str(task.text): value}  # the pair of texts is needed in training only
     if isinstance(value, Mapping):

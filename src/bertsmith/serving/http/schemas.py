@@ -1,0 +1,313 @@
+"""Requests that the served models accept, for the OpenAPI document: operations, columns, ids, masks and limits.
+
+Not expressible in a schema, and stated in descriptions: the number of tokens of a text and of a request (422 or 413),
+and the tokens of a vocabulary, which have a format of their own.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI
+
+from bertsmith.serving.http.explore import MAX_COMPARED_TEXTS, describe_sizes
+from bertsmith.serving.http.hub import Pipeline, default_pipeline, pipelines
+from bertsmith.serving.http.service import Service
+from bertsmith.serving.http.tasks import can_rerank
+from bertsmith.serving.http.wire import MAX_ITEMS, MAX_TARGETS
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.requests import Operation
+from bertsmith.serving.settings import Limits
+from bertsmith.tasks import AnyTask
+from bertsmith.tasks.choice import Choice
+from bertsmith.tasks.embedding import TextEmbedding
+
+Schema = dict[str, Any]
+"""A JSON schema."""
+Variant = dict[str, Schema]
+"""The fields of a request body that depend on the model; a body may have several variants."""
+
+VOCABULARY_FORMAT = "vocabulary-token"
+"""Format of a token of the model's vocabulary, which has too many to list."""
+_TEXT: Schema = {"type": "string"}
+_VISIBLE_TEXT: Schema = {"type": "string", "pattern": r"\S"}
+_EXAMPLES = ("The gate was forged well.", "A smith forged the gate.", "The river is wide.")
+
+
+def describe_models(app: FastAPI, service: Service) -> None:
+    """Restrict the request bodies of the OpenAPI document to those that the served models accept.
+
+    Endpoints that no model supports are left out, and paths with the name of a model are listed for each model.
+    """
+    document = app.openapi()
+    models = [scheduler.served for scheduler in service.schedulers.values()]
+    limits = service.settings.limits
+    schemas = document["components"]["schemas"]
+    paths: dict[str, Schema] = {}
+    for path, methods in document["paths"].items():
+        if path in _VARIANTS:
+            post = methods["post"]
+            base = _body(post, schemas)
+            bodies = [
+                body
+                for served in models
+                for variant in _VARIANTS[path](served, limits)
+                for body in [_with_model(_narrowed(base, variant), served.name, service)]
+            ]
+            if bodies:
+                paths[path] = methods | {"post": _with_body(post, bodies)}
+            elif len(methods) > 1:
+                paths[path] = {method: details for method, details in methods.items() if method != "post"}
+        elif path == "/" or path.startswith("/models/"):
+            others = {method: details for method, details in methods.items() if method != "post"}
+            paths |= {path: others} if others else {}
+            for concrete, post in _hub_paths(path, methods["post"], schemas, models, limits).items():
+                paths[concrete] = {**paths.get(concrete, {}), "post": post}
+        else:
+            for details in methods.values():
+                for parameter in details.get("parameters", ()):
+                    parameter["schema"]["enum"] = [served.name for served in models]
+            paths[path] = methods
+    document["paths"] = paths
+
+
+def _hub_paths(
+    path: str, post: Schema, schemas: dict[str, Schema], models: Sequence[ServedModel], limits: Limits
+) -> dict[str, Schema]:
+    """Return one path per model, or per model and pipeline."""
+    base, paths = _body(post, schemas), {}
+    for served in models[:1] if path == "/" else models:
+        by_path: dict[str, list[Variant]] = {}
+        if path.endswith("{pipeline}"):
+            for pipeline in pipelines(served):
+                one = path.replace("{pipeline}", pipeline)
+                by_path[one] = _pipeline_variants(served, pipeline, limits)
+        else:
+            # without a name, the pipeline of the task; similarities are recognised by their fields
+            chosen = {default_pipeline(served), "sentence-similarity"} & {*pipelines(served)}
+            by_path[path] = [variant for one in sorted(chosen) for variant in _pipeline_variants(served, one, limits)]
+        for template, variants in by_path.items():
+            if variants:
+                concrete = template.replace("{name}", quote(served.name, safe=""))
+                details = _with_body(post, [_narrowed(base, variant) for variant in variants])
+                details = {key: value for key, value in details.items() if key != "parameters"}
+                paths[concrete] = details | {"operationId": re.sub(r"\W", "_", f"run{concrete}")}
+    return paths
+
+
+def _body(post: Schema, schemas: dict[str, Schema]) -> Schema:
+    """Return the schema of a request body."""
+    name = post["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    body: Schema = schemas[name]
+    return body
+
+
+def _with_body(post: Schema, bodies: Sequence[Schema]) -> Schema:
+    changed = deepcopy(post)
+    changed["requestBody"]["content"]["application/json"]["schema"] = _either(*bodies)
+    return changed
+
+
+def _narrowed(base: Schema, variant: Variant) -> Schema:
+    """Replace the types of some fields; title, description and default stay."""
+    properties = dict(base["properties"])
+    for name, schema in variant.items():
+        kept = {key: properties[name][key] for key in ("title", "description", "default") if key in properties[name]}
+        properties[name] = kept | schema
+    return base | {"properties": properties}
+
+
+def _with_model(body: Schema, name: str, service: Service) -> Schema:
+    """Restrict the field `model` to one model; without the field, the first model answers."""
+    names = list(service.schedulers)
+    if len(names) == 1 and not service.settings.strict_names:
+        return body
+    if name == names[0]:
+        return _narrowed(body, {"model": {"enum": [name, None], "examples": [name]}})
+    required = [*body["required"], "model"]
+    return _narrowed(body, {"model": {"enum": [name], "examples": [name]}}) | {"required": required}
+
+
+def _embed(served: ServedModel, limits: Limits) -> list[Variant]:
+    if "vectors" not in served.operations:
+        return []
+    ids = _ids(served.runner.config.encoder.vocabulary)
+    rows = _list(_list(ids), 1, limits.texts)
+    inputs = _either(_TEXT, _list(_TEXT, 1, limits.texts), _list(ids, 1), rows)
+    return [{"inputs": inputs | {"examples": [["a text", "another"]]}, "dimensions": _dimensions(served)}]
+
+
+def _embeddings(served: ServedModel, limits: Limits) -> list[Variant]:
+    if "vectors" not in served.operations:
+        return []
+    inputs = _either(_TEXT, _list(_TEXT, 1, limits.texts))
+    return [{"input": inputs | {"examples": [["a text", "another"]]}, "dimensions": _dimensions(served)}]
+
+
+def _predict(served: ServedModel, limits: Limits) -> list[Variant]:
+    if served.task is None:
+        return []
+    forms = _input_forms(served.task, _TEXT)
+    # outside a list of inputs, a list of strings is a tuple of texts and not a list of words
+    alone = [form for form in forms if form != _list(_TEXT)]
+    inputs = _either(*alone, _list(_either(*forms), 1, limits.texts))
+    return [{"inputs": inputs | {"examples": [_example(served.task)]}}]
+
+
+def _rerank(served: ServedModel, limits: Limits) -> list[Variant]:
+    texts = _list(_TEXT, 1, limits.texts) | {"examples": [["a smith forged it", "the river is wide"]]}
+    return [{"texts": texts}] if can_rerank(served) else []
+
+
+def _fill_mask(served: ServedModel, limits: Limits) -> list[Variant]:
+    if "fill_mask" not in served.operations:
+        return []
+    text, targets = _masked_text(served), _targets()
+    texts = _list(text, 1, min(limits.texts, limits.masks))  # every text has a mask
+    inputs = _either(text, texts) | {"examples": [_masked_example(served)]}
+    top = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, {"type": "null"}]}
+    nested = {"type": "object", "properties": {"top_k": top, "targets": targets}, "additionalProperties": False}
+    return [{"inputs": inputs, "targets": targets, "parameters": _either(nested, {"type": "null"})}]
+
+
+def _tokenize(served: ServedModel, limits: Limits) -> list[Variant]:
+    return [{"inputs": _either(_TEXT, _list(_TEXT, 1, limits.texts)) | {"examples": [["a text"]]}}]
+
+
+def _decode(served: ServedModel, limits: Limits) -> list[Variant]:
+    ids = _ids(served.tokenizer.size)
+    return [{"ids": _either(_list(ids, 1), _list(_list(ids), 1, limits.texts)) | {"examples": [[5, 6, 7]]}}]
+
+
+def _explore(served: ServedModel, limits: Limits) -> list[Variant]:
+    variants = []
+    for operation in sorted(served.operations):
+        work = {"enum": [operation], "examples": [operation]}
+        variants.append(
+            {"work": work, "inputs": _explored_inputs(served, operation, limits), **_size(served, operation)}
+        )
+    return variants
+
+
+def _explored_inputs(served: ServedModel, operation: Operation, limits: Limits) -> Schema:
+    if operation == "vectors":
+        return _either(_TEXT, _list(_TEXT, 1, MAX_COMPARED_TEXTS)) | {"examples": [["a text", "another"]]}
+    if operation == "fill_mask":
+        text = _masked_text(served)
+        return _either(text, _list(text, 1, 1)) | {"examples": [_masked_example(served)]}
+    assert served.task is not None
+    return _either(*_input_forms(served.task, _VISIBLE_TEXT, 1, limits.texts)) | {"examples": [_example(served.task)]}
+
+
+def _size(served: ServedModel, operation: Operation) -> Variant:
+    """Return the widths and depths of which a request may choose one each."""
+    sizes = describe_sizes(served, operation)
+    if sizes.kind == "free":
+        return {}
+    widths, depths = sizes.widths or [], sizes.depths or []
+    return {"width": {"enum": sorted({*widths, 1.0})}, "depth": {"enum": sorted({*depths, 1.0})}}
+
+
+_VARIANTS: dict[str, Callable[[ServedModel, Limits], list[Variant]]] = {
+    "/embed": _embed,
+    "/v1/embeddings": _embeddings,
+    "/predict": _predict,
+    "/rerank": _rerank,
+    "/fill-mask": _fill_mask,
+    "/tokenize": _tokenize,
+    "/decode": _decode,
+    "/explore": _explore,
+}
+
+
+def _pipeline_variants(served: ServedModel, pipeline: Pipeline, limits: Limits) -> list[Variant]:
+    """Return the bodies of a Hugging Face pipeline, which has no lists of lists."""
+    texts = _list(_TEXT, 1, limits.texts)
+    if pipeline == "feature-extraction":
+        return [{"inputs": _either(_TEXT, texts) | {"examples": ["a text"]}, "dimensions": _dimensions(served)}]
+    if pipeline == "sentence-similarity":
+        sentences = {"source_sentence": _TEXT, "sentences": texts}
+        example = {"source_sentence": "a text", "sentences": ["another"]}
+        return [{"inputs": _object(sentences) | {"examples": [example]}}]
+    if pipeline == "fill-mask":
+        (fill,) = _fill_mask(served, limits)
+        parameters = fill["parameters"]["anyOf"][0]
+        return [{"inputs": fill["inputs"], "parameters": parameters}]
+    assert served.task is not None
+    forms = [form for form in _input_forms(served.task, _TEXT) if form != _list(_TEXT)]
+    lists = [texts] if _TEXT in forms else []
+    return [{"inputs": _either(*forms, *lists) | {"examples": [_example(served.task)]}}]
+
+
+def _input_forms(task: AnyTask, text: Schema, least: int = 0, most: int = MAX_ITEMS) -> list[Schema]:
+    """Return the forms of one input: a text, several texts, or the columns of the task.
+
+    Lists have `least` to `most` texts.
+    """
+    columns, words = task.input_columns, _list(text, least, most)
+    either = _either(text, words)
+    optional = {str(getattr(task, role)): either for role in ("document", "id") if hasattr(task, role)}
+    if isinstance(task, Choice):
+        first = {column: either if column == task.context else text for column in columns if column != task.choices}
+        numbered = {f"{task.choices}{number}": text for number in range(2)}
+        pattern = {"patternProperties": {f"^{re.escape(task.choices)}[0-9]+$": text}}
+        return [
+            _object(first | {task.choices: _list(text, 2, most)}),
+            _object(first | numbered) | pattern,
+        ]
+    if isinstance(task, TextEmbedding):
+        pair = {} if task.pair is None else {task.pair: text}
+        return [text, _list(text, 2, 2), _object({str(task.text): text}, pair)]
+    if task.kind in ("tagging", "parsing"):
+        return [text, words, _object({columns[0]: either}, optional)]
+    row = _object(dict.fromkeys(columns, text), optional)
+    return [text, row] if len(columns) == 1 else [_list(text, len(columns), len(columns)), row]
+
+
+def _example(task: AnyTask) -> Any:
+    """Return one input of a task."""
+    columns = task.input_columns
+    if isinstance(task, Choice):
+        texts: dict[str, Any] = dict(zip(columns, _EXAMPLES, strict=False))
+        return texts | {task.choices: list(_EXAMPLES[:2])}
+    return _EXAMPLES[0] if task.takes_one_text else list(_EXAMPLES[: len(columns)])
+
+
+def _masked_text(served: ServedModel) -> Schema:
+    return {"type": "string", "pattern": re.escape(_mask(served))}
+
+
+def _masked_example(served: ServedModel) -> str:
+    return f"the smith forges an iron {_mask(served)}"
+
+
+def _mask(served: ServedModel) -> str:
+    return served.tokenizer.tokens([served.tokenizer.mask])[0]
+
+
+def _targets() -> Schema:
+    token = {"type": "string", "format": VOCABULARY_FORMAT}
+    return _either(_list(token, 1, MAX_TARGETS), {"type": "null"})
+
+
+def _ids(count: int) -> Schema:
+    return {"type": "integer", "minimum": 0, "maximum": count - 1}
+
+
+def _dimensions(served: ServedModel) -> Schema:
+    return _either({"type": "integer", "minimum": 1, "maximum": served.vector_width}, {"type": "null"})
+
+
+def _list(items: Schema, least: int = 0, most: int = MAX_ITEMS) -> Schema:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+
+def _object(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    properties = required | (optional or {})
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
+def _either(*schemas: Schema) -> Schema:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": [*schemas]}

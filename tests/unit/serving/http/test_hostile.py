@@ -77,6 +77,8 @@ def _check_rejected(response: httpx.Response, status: int, *words: str) -> None:
         (b'{"inputs": ["a", 1]}', 422, "inputs"),
         (b'{"inputs": [], "model": "encoder"}', 422, "empty"),
         (b'{"inputs": [[]]}', 200, ""),
+        (b'{"inputs": [5.0, 6]}', 200, ""),
+        (b'{"inputs": [true]}', 422, "inputs"),
         (b'{"inputs": "a", "model": "../../etc/passwd"}', 404, "encoder"),
         (b'{"inputs": "a", "model": "\\u0000"}', 404, "encoder"),
         (b'{"inputs": "a", "dimensions": 0}', 422, "dimensions"),
@@ -121,7 +123,9 @@ def test_deadline_includes_tokenisation(folder: Path, monkeypatch: pytest.Monkey
         # a body that is not parsed in time, because other requests occupy the threads
         with monkeypatch.context() as patch:
             patch.setattr("bertsmith.serving.http.service._parse", lambda body: time.sleep(1.5))
-            _check_rejected(httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}), 503, "not processed in time")
+            _check_rejected(
+                httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}), 503, "not processed in time"
+            )
         monkeypatch.setattr(Tokenizer, "_encode", slow)
         started_at = time.monotonic()
         late = httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}, timeout=20)

@@ -37,11 +37,12 @@ _KEY = "a-key-of-the-trial"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Endpoints, generated requests, and the reports of failures and errors."""
+    """Endpoints, generated requests, failures, and the report of them."""
 
     endpoints: int
     cases: int
-    failures: list[str]
+    failures: int
+    report: str
 
 
 def services(home: Path) -> dict[str, Mapping[str, Path]]:
@@ -68,11 +69,12 @@ def run(folders: Mapping[str, Path], examples: int, seed: int, home: Path) -> Ou
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schema_hooks", "PYTHONPATH": paths}
         finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home)
     if not report.exists():
-        return Outcome(0, 0, [finished.stdout[-2000:] + finished.stderr[-2000:]])
+        return Outcome(0, 0, 1, finished.stdout + finished.stderr)
     result = json.loads(report.read_text())
     report.unlink()
-    failures = [json.dumps(one)[:1000] for one in [*result["failures"], *result["errors"]]]
-    return Outcome(result["operations"]["tested"], result["test_cases"]["generated"], failures)
+    cases = result["test_cases"]
+    failures = cases["unique_failures"] + len(result["errors"])
+    return Outcome(result["operations"]["tested"], cases["generated"], failures, finished.stdout)
 
 
 def main() -> None:
@@ -87,10 +89,10 @@ def main() -> None:
         for name in options.only or folders:
             outcome = run(folders[name], options.examples, options.seed, Path(home))
             total += outcome.cases
-            failures += len(outcome.failures)
-            print(f"| {name} | {outcome.endpoints} | {outcome.cases:,} | {len(outcome.failures)} |", flush=True)
-            for failure in outcome.failures:
-                print(f"FAULT {failure}")
+            failures += outcome.failures
+            print(f"| {name} | {outcome.endpoints} | {outcome.cases:,} | {outcome.failures} |", flush=True)
+            if outcome.failures:
+                print(outcome.report)
     print(f"| total | | {total:,} | {failures} |")
     sys.exit(bool(failures))
 

@@ -177,10 +177,10 @@ def _is_truncated(served: ServedModel, sequences: list[TokenSequence]) -> bool:
 
 def _prepare_task(served: ServedModel, inputs: TaskInput, limits: Limits) -> _Prepared:
     values = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-    texts = [[value] if isinstance(value, str) else value for value in values]
-    if not all(one and all(text.strip() for text in one) for one in texts):
-        raise InputError("one of the inputs is empty; each needs some words")
-    check_count([text for one in texts for text in one], limits)
+    for texts in ([value] if isinstance(value, str) else value for value in values):
+        check_count(texts, limits)
+        if not all(text.strip() for text in texts):
+            raise InputError("one of the inputs is empty; each needs some words")
     read = task_inputs(served, [inputs], truncate=True, limits=limits)
 
     def answer(outputs: list[np.ndarray]) -> ExploredAnswer:

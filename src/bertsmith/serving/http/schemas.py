@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI
 
+from bertsmith.answers.chart import SPECIAL_TOKENS
 from bertsmith.serving.http.explore import MAX_COMPARED_TEXTS, describe_sizes
 from bertsmith.serving.http.hub import Pipeline, default_pipeline, pipelines
 from bertsmith.serving.http.service import Service
@@ -86,8 +87,8 @@ def _hub_paths(
                 by_path[one] = _pipeline_variants(served, pipeline, limits)
         else:
             # without a name, the pipeline of the task; similarities are recognised by their fields
-            chosen = {default_pipeline(served), "sentence-similarity"} & {*pipelines(served)}
-            by_path[path] = [variant for one in sorted(chosen) for variant in _pipeline_variants(served, one, limits)]
+            chosen = [one for one in pipelines(served) if one in (default_pipeline(served), "sentence-similarity")]
+            by_path[path] = [variant for one in chosen for variant in _pipeline_variants(served, one, limits)]
         for template, variants in by_path.items():
             if variants:
                 concrete = template.replace("{name}", quote(served.name, safe=""))
@@ -149,10 +150,8 @@ def _embeddings(served: ServedModel, limits: Limits) -> list[Variant]:
 def _predict(served: ServedModel, limits: Limits) -> list[Variant]:
     if served.task is None:
         return []
-    forms = _input_forms(served.task, _TEXT)
-    # outside a list of inputs, a list of strings is a tuple of texts and not a list of words
-    alone = [form for form in forms if form != _list(_TEXT)]
-    inputs = _either(*alone, _list(_either(*forms), 1, limits.texts))
+    forms = _input_forms(served, served.task, _TEXT)
+    inputs = _either(*_without_words(served.task, forms), _list(_either(*forms), 1, limits.texts))
     return [{"inputs": inputs | {"examples": [_example(served.task)]}}]
 
 
@@ -198,7 +197,8 @@ def _explored_inputs(served: ServedModel, operation: Operation, limits: Limits) 
         text = _masked_text(served)
         return _either(text, _list(text, 1, 1)) | {"examples": [_masked_example(served)]}
     assert served.task is not None
-    return _either(*_input_forms(served.task, _VISIBLE_TEXT, 1, limits.texts)) | {"examples": [_example(served.task)]}
+    forms = _input_forms(served, served.task, _VISIBLE_TEXT, 1, limits.texts)
+    return _either(*forms) | {"examples": [_example(served.task)]}
 
 
 def _size(served: ServedModel, operation: Operation) -> Variant:
@@ -236,16 +236,20 @@ def _pipeline_variants(served: ServedModel, pipeline: Pipeline, limits: Limits) 
         parameters = fill["parameters"]["anyOf"][0]
         return [{"inputs": fill["inputs"], "parameters": parameters}]
     assert served.task is not None
-    forms = [form for form in _input_forms(served.task, _TEXT) if form != _list(_TEXT)]
+    forms = _without_words(served.task, _input_forms(served, served.task, _TEXT))
     lists = [texts] if _TEXT in forms else []
     return [{"inputs": _either(*forms, *lists) | {"examples": [_example(served.task)]}}]
 
 
-def _input_forms(task: AnyTask, text: Schema, least: int = 0, most: int = MAX_ITEMS) -> list[Schema]:
+def _input_forms(
+    served: ServedModel, task: AnyTask, text: Schema, least: int = 0, most: int = MAX_ITEMS
+) -> list[Schema]:
     """Return the forms of one input: a text, several texts, or the columns of the task.
 
     Lists have `least` to `most` texts.
     """
+    if task.kind == "parsing":  # a tree needs every word
+        most = min(most, served.encoding.length - SPECIAL_TOKENS)
     columns, words = task.input_columns, _list(text, least, most)
     either = _either(text, words)
     optional = {str(getattr(task, role)): either for role in ("document", "id") if hasattr(task, role)}
@@ -264,6 +268,12 @@ def _input_forms(task: AnyTask, text: Schema, least: int = 0, most: int = MAX_IT
         return [text, words, _object({columns[0]: either}, optional)]
     row = _object(dict.fromkeys(columns, text), optional)
     return [text, row] if len(columns) == 1 else [_list(text, len(columns), len(columns)), row]
+
+
+def _without_words(task: AnyTask, forms: Sequence[Schema]) -> list[Schema]:
+    """Return the forms of an input outside a list, where a list of strings is several texts and not words."""
+    has_words = task.kind in ("tagging", "parsing")
+    return [form for form in forms if not (has_words and form["type"] == "array")]
 
 
 def _example(task: AnyTask) -> Any:

@@ -1,7 +1,7 @@
 """Requests that the served models accept, for the OpenAPI document: operations, columns, ids, masks and limits.
 
-Not expressible in a schema, and stated in descriptions: the number of tokens of a text and of a request (422 or 413),
-and the tokens of a vocabulary, which have a format of their own.
+A schema cannot express the number of tokens of a text or a request (413), nor list a vocabulary, whose tokens have a
+format of their own.
 """
 
 import re
@@ -38,64 +38,45 @@ _EXAMPLES = ("The gate was forged well.", "A smith forged the gate.", "The river
 
 
 def describe_models(app: FastAPI, service: Service) -> None:
-    """Restrict the request bodies of the OpenAPI document to those that the served models accept.
+    """Restrict the request bodies of the OpenAPI document to what the served models accept.
 
     Endpoints that no model supports are left out, and paths with the name of a model are listed for each model.
     """
     document = app.openapi()
-    models = [scheduler.served for scheduler in service.schedulers.values()]
-    limits = service.settings.limits
     schemas = document["components"]["schemas"]
     paths: dict[str, Schema] = {}
     for path, methods in document["paths"].items():
-        if path in _VARIANTS:
-            post = methods["post"]
-            base = _body(post, schemas)
-            bodies = [
-                body
-                for served in models
-                for variant in _VARIANTS[path](served, limits)
-                for body in [_with_model(_narrowed(base, variant), served.name, service)]
-            ]
-            if bodies:
-                paths[path] = methods | {"post": _with_body(post, bodies)}
-            elif len(methods) > 1:
-                paths[path] = {method: details for method, details in methods.items() if method != "post"}
-        elif path == "/" or path.startswith("/models/"):
-            others = {method: details for method, details in methods.items() if method != "post"}
-            paths |= {path: others} if others else {}
-            for concrete, post in _hub_paths(path, methods["post"], schemas, models, limits).items():
-                paths[concrete] = {**paths.get(concrete, {}), "post": post}
-        else:
-            for details in methods.values():
-                for parameter in details.get("parameters", ()):
-                    parameter["schema"]["enum"] = [served.name for served in models]
-            paths[path] = methods
+        others = {method: details for method, details in methods.items() if method != "post"}
+        for details in others.values():
+            for parameter in details.get("parameters", ()):
+                parameter["schema"]["enum"] = list(service.schedulers)
+        if others:
+            paths[path] = others
+        if "post" in methods:
+            for concrete, bodies in _bodies(path, _body(methods["post"], schemas), service).items():
+                if bodies:
+                    paths.setdefault(concrete, {})["post"] = _with_bodies(methods["post"], bodies, concrete)
     document["paths"] = paths
 
 
-def _hub_paths(
-    path: str, post: Schema, schemas: dict[str, Schema], models: Sequence[ServedModel], limits: Limits
-) -> dict[str, Schema]:
-    """Return one path per model, or per model and pipeline."""
-    base, paths = _body(post, schemas), {}
+def _bodies(path: str, base: Schema, service: Service) -> dict[str, list[Schema]]:
+    """Return the bodies that the models accept: of the path itself, or of each path with a model's name."""
+    limits = service.settings.limits
+    models = [scheduler.served for scheduler in service.schedulers.values()]
+    if path in _VARIANTS:
+        variants = [(served, variant) for served in models for variant in _VARIANTS[path](served, limits)]
+        return {path: [_with_model(_narrowed(base, variant), served.name, service) for served, variant in variants]}
+    bodies = {}
     for served in models[:1] if path == "/" else models:
-        by_path: dict[str, list[Variant]] = {}
+        supported = pipelines(served)
         if path.endswith("{pipeline}"):
-            for pipeline in pipelines(served):
-                one = path.replace("{pipeline}", pipeline)
-                by_path[one] = _pipeline_variants(served, pipeline, limits)
-        else:
-            # without a name, the pipeline of the task; similarities are recognised by their fields
-            chosen = [one for one in pipelines(served) if one in (default_pipeline(served), "sentence-similarity")]
-            by_path[path] = [variant for one in chosen for variant in _pipeline_variants(served, one, limits)]
-        for template, variants in by_path.items():
-            if variants:
-                concrete = template.replace("{name}", quote(served.name, safe=""))
-                details = _with_body(post, [_narrowed(base, variant) for variant in variants])
-                details = {key: value for key, value in details.items() if key != "parameters"}
-                paths[concrete] = details | {"operationId": re.sub(r"\W", "_", f"run{concrete}")}
-    return paths
+            groups = {path.replace("{pipeline}", pipeline): [pipeline] for pipeline in supported}
+        else:  # the pipeline of the task; similarities are recognised by their fields
+            groups = {path: [one for one in supported if one in (default_pipeline(served), "sentence-similarity")]}
+        for template, group in groups.items():
+            concrete = template.replace("{name}", quote(served.name, safe=""))
+            bodies[concrete] = [_narrowed(base, _pipeline(served, one, limits)) for one in group]
+    return bodies
 
 
 def _body(post: Schema, schemas: dict[str, Schema]) -> Schema:
@@ -105,10 +86,11 @@ def _body(post: Schema, schemas: dict[str, Schema]) -> Schema:
     return body
 
 
-def _with_body(post: Schema, bodies: Sequence[Schema]) -> Schema:
-    changed = deepcopy(post)
+def _with_bodies(post: Schema, bodies: Sequence[Schema], path: str) -> Schema:
+    """Return the operation with other bodies, and without the parameters of its path."""
+    changed = {key: deepcopy(value) for key, value in post.items() if key != "parameters"}
     changed["requestBody"]["content"]["application/json"]["schema"] = _either(*bodies)
-    return changed
+    return changed | {"operationId": "post" + re.sub(r"\W", "_", path)}
 
 
 def _narrowed(base: Schema, variant: Variant) -> Schema:
@@ -222,23 +204,21 @@ _VARIANTS: dict[str, Callable[[ServedModel, Limits], list[Variant]]] = {
 }
 
 
-def _pipeline_variants(served: ServedModel, pipeline: Pipeline, limits: Limits) -> list[Variant]:
-    """Return the bodies of a Hugging Face pipeline, which has no lists of lists."""
+def _pipeline(served: ServedModel, pipeline: Pipeline, limits: Limits) -> Variant:
+    """Return the fields of a Hugging Face pipeline, which takes no lists of lists."""
     texts = _list(_TEXT, 1, limits.texts)
     if pipeline == "feature-extraction":
-        return [{"inputs": _either(_TEXT, texts) | {"examples": ["a text"]}, "dimensions": _dimensions(served)}]
+        return {"inputs": _either(_TEXT, texts) | {"examples": ["a text"]}, "dimensions": _dimensions(served)}
     if pipeline == "sentence-similarity":
-        sentences = {"source_sentence": _TEXT, "sentences": texts}
-        example = {"source_sentence": "a text", "sentences": ["another"]}
-        return [{"inputs": _object(sentences) | {"examples": [example]}}]
+        sentences = _object({"source_sentence": _TEXT, "sentences": texts})
+        return {"inputs": sentences | {"examples": [{"source_sentence": "a text", "sentences": ["another"]}]}}
     if pipeline == "fill-mask":
         (fill,) = _fill_mask(served, limits)
-        parameters = fill["parameters"]["anyOf"][0]
-        return [{"inputs": fill["inputs"], "parameters": parameters}]
+        return {"inputs": fill["inputs"], "parameters": fill["parameters"]["anyOf"][0]}
     assert served.task is not None
     forms = _without_words(served.task, _input_forms(served, served.task, _TEXT))
-    lists = [texts] if _TEXT in forms else []
-    return [{"inputs": _either(*forms, *lists) | {"examples": [_example(served.task)]}}]
+    forms += [texts] if _TEXT in forms else []
+    return {"inputs": _either(*forms) | {"examples": [_example(served.task)]}}
 
 
 def _input_forms(

@@ -197,7 +197,7 @@ def test_scheduler_errors_become_statuses(served: ServedModel) -> None:
             return client.post("/embed", json={"inputs": "a"})
 
         busy = raised(QueueFull(2.3))
-        _check_rejected(busy, 429, "the queue is full")
+        _check_rejected(busy, 429, "the queue is full; try again in 3 s")
         assert busy.headers["Retry-After"] == "3"
         late = raised(DeadlineExceeded("the model did not answer within 5 s"))
         _check_rejected(late, 503, "5 s")

@@ -17,13 +17,14 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE.parent / "unit/serving/http"), str(_HERE.parent / "contracts")]
-from serving_cases import schedulers, serving, write_encoder, write_task  # noqa: E402
+from serving_cases import RELEVANCE, schedulers, serving, write_encoder, write_task  # noqa: E402
 
 from bertsmith.serving.settings import ServeSettings  # noqa: E402
 
 TASKS = {
     "classification": "classification",
     "pairs": "classification of pairs",
+    "relevance": RELEVANCE,
     "tagging": "tagging",
     "parsing": "parsing",
     "regression": "regression",

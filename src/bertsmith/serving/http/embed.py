@@ -137,7 +137,7 @@ async def tokenize(body: TokenizeRequest, request: CurrentRequest) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     limits = request.settings.limits
     check_count(texts, limits)
-    check_characters(texts, limits)
+    check_characters(sum(map(len, texts)), limits)
     tokens = await request.tokenise(lambda: _tokens(served, texts, body.add_special_tokens, limits))
     return await request.respond(lambda: tokens)
 

@@ -1,6 +1,6 @@
 """Tokenise the inputs of a request, within the limits. Runs in threads beside the event loop."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.settings import Limits
 from bertsmith.tasks import AnyTask
+from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
@@ -43,9 +44,9 @@ def check_tokens(tokens: int, limits: Limits) -> None:
         raise too_large(f"the request has {tokens} tokens; at most {limits.tokens} are accepted in one request")
 
 
-def check_characters(texts: Iterable[str], limits: Limits) -> None:
-    """Raise if texts that are tokenised to their end are too long in total."""
-    characters, allowed = sum(map(len, texts)), _CHARACTERS_PER_TOKEN * limits.tokens
+def check_characters(characters: int, limits: Limits) -> None:
+    """Raise if texts that are tokenised to their end have too many characters in total."""
+    allowed = _CHARACTERS_PER_TOKEN * limits.tokens
     if characters > allowed:
         raise too_large(f"the texts of the request have {characters} characters; at most {allowed} are accepted")
 
@@ -177,10 +178,17 @@ def _check_whole_texts(task: AnyTask, rows: Sequence[InputRow], tokenizer: Token
     if task.kind not in _WHOLE_TEXT_TASKS:
         return
     texts = [value if isinstance(value, str) else " ".join(value or ()) for row in rows for value in row.values()]
-    check_characters(texts, limits)
+    check_characters(sum(map(len, texts)) + sum(_repeated_characters(task, row) for row in rows), limits)
     for text in texts:
         if len(text) > limits.tokens:
             check_tokens(len(tokenizer.encode_offsets([text], limits.tokens + 1)[0][0]), limits)
+
+
+def _repeated_characters(task: AnyTask, row: InputRow) -> int:
+    """Return at least the number of characters that reading a row adds: the common start of all choices."""
+    start = row.get(task.start) if isinstance(task, Choice) and task.start is not None else None
+    choices = max([len(row), *(len(value) for value in row.values() if isinstance(value, list))])
+    return len(start) * choices if isinstance(start, str) else 0
 
 
 def _row(task: AnyTask, value: TaskInput) -> InputRow:

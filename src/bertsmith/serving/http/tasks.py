@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from bertsmith.answers.sequences import Answer
 from bertsmith.answers.texts import softmax
 from bertsmith.serving.http.embed import embed_rows, normalise_vectors
-from bertsmith.serving.http.errors import invalid
+from bertsmith.serving.http.errors import invalid, too_large
 from bertsmith.serving.http.inputs import TaskInputs, check_count, mask_sequences, split_inputs, task_inputs
 from bertsmith.serving.http.openapi import MODEL_RESPONSES
 from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
@@ -204,6 +204,10 @@ def _scores_pairs(served: ServedModel) -> bool:
 
 
 async def _pair_scores(request: HttpRequest, body: RerankRequest) -> list[float]:
+    count, allowed = len(body.texts), request.settings.limits.body_bytes
+    characters = count * len(body.query)
+    if characters > allowed:  # the query is tokenised with each text
+        raise too_large(f"{count} times the query has {characters} characters; at most {allowed} are accepted")
     outputs = await run_task(request, [[body.query, text] for text in body.texts], body.model, body.truncate)
     task = outputs.inputs.task
     if isinstance(task, Classification):

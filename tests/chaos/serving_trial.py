@@ -51,6 +51,12 @@ class Counts:
     lost: int = 0
     wrong: int = 0
     seconds: list[float] = field(default_factory=list)
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def goodput(self) -> float:
+        """Right answers per second since the start."""
+        return (self.statuses[200] - self.wrong) / (time.monotonic() - self.started_at)
 
     def percentile(self, share: float) -> float:
         return float(np.percentile(self.seconds, 100 * share)) if self.seconds else float("nan")
@@ -350,12 +356,13 @@ class Trial:
         """Measure the capacity, then send more than it."""
         seconds = self.options.seconds
         steady = await closed_load(service, 16, seconds)
-        rate = steady.statuses[200] / seconds
-        self.report("16 clients", steady, f", {rate:.0f} answers/s")
+        rate = steady.goodput
+        self.report("16 clients", steady, f", {rate:.1f} answers/s")
         for times, duration in ((3, seconds), (10, self.options.overload or seconds)):
             counts, memory = await with_memory(service, open_load(service, times * rate, duration), duration)
-            extra = f", {counts.statuses[200] / duration:.0f} answers/s"
-            self.report_memory(f"{times} × overload, {duration:.0f} s", counts, memory, extra)
+            self.report_memory(
+                f"{times} × overload, {duration:.0f} s", counts, memory, f", {counts.goodput:.1f} answers/s"
+            )
 
     async def hostile(self, service: Service) -> None:
         """Ask for right answers beside hostile clients."""

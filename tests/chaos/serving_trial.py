@@ -39,6 +39,7 @@ HOSTILE = {
 _TOLERANCE = 1e-4
 _MAX_GROWTH = 5.0  # MB, within the noise of the allocator
 _SETTLING_MINUTES = 5  # the allocator keeps buffers of new shapes at first
+_KEEP_ALIVE = 4.0  # seconds; the service closes a connection that was idle for 5 s
 _MAX_OPEN = 800  # connections of the load generator
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
@@ -49,6 +50,8 @@ class Counts:
 
     statuses: Counter[int] = field(default_factory=Counter)
     lost: int = 0
+    repeated: int = 0
+    """Requests that met the closing of their idle connection, which clients send again on a new one."""
     wrong: int = 0
     seconds: list[float] = field(default_factory=list)
     started_at: float = field(default_factory=time.monotonic)
@@ -67,7 +70,7 @@ class Counts:
         latency = f"p50 {self.percentile(0.5):.2f} s, p99 {self.percentile(0.99):.2f} s"
         return (
             f"{self.statuses[200]} answered ({latency}), {refused} refused, {self.lost} lost, {self.wrong} wrong"
-            f"{f', other: {other}' if other else ''}"
+            f"{f', {self.repeated} repeated' if self.repeated else ''}{f', other: {other}' if other else ''}"
         )
 
 
@@ -118,6 +121,7 @@ class Client:
         self.service, self.counts = service, counts
         self.random = np.random.default_rng(number)
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.answered_at: float | None = None  # on this connection
 
     async def ask(self) -> None:
         chosen = self.random.integers(0, len(TEXTS), 4)
@@ -129,10 +133,16 @@ class Client:
             self.streams = self.streams or await self.service.connect()
             self.streams[1].write(request("/embed", body))
             status, answer, stays_open = await asyncio.wait_for(read_response(self.streams[0]), 90)
-        except (OSError, EOFError, TimeoutError):
-            self.counts.lost += 1
+        except (OSError, EOFError, TimeoutError) as error:
+            is_expired = self.answered_at is not None and started_at - self.answered_at > _KEEP_ALIVE
             self.close()
+            if is_expired and not isinstance(error, TimeoutError):
+                self.counts.repeated += 1
+                await self.ask()
+            else:
+                self.counts.lost += 1
             return
+        self.answered_at = time.monotonic()
         self.counts.statuses[status] += 1
         if status == 200:
             difference = np.abs(np.array(json.loads(answer)) - self.service.vectors[chosen]).max()
@@ -144,7 +154,7 @@ class Client:
     def close(self) -> None:
         if self.streams is not None:
             self.streams[1].close()
-            self.streams = None
+            self.streams = self.answered_at = None
 
 
 async def closed_load(service: Service, clients: int, seconds: float) -> Counts:

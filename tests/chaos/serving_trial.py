@@ -1,13 +1,14 @@
 """The service under load and hostile clients: `python tests/chaos/serving_trial.py --seconds 20`.
 
-Every answer is compared with the vectors of the model outside the service. Loads go to 127.0.0.1 only and end after
-`--seconds` each.
+Every answer is compared with the vectors of the model outside the service. Loads go to 127.0.0.1 only. Ten minutes of
+overload: `--only loads --overload 600`; a soak of an hour: `--only soak --soak 3600`.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +29,17 @@ import bertsmith
 from bertsmith.bundled import model_folder
 
 TEXTS = [f"the smith forges {'an iron gate ' * (count % 7)}number {count}" for count in range(64)]
-HOSTILE_BODIES = {
-    "398,000 nulls": b'{"inputs": [' + b"null," * 397_999 + b"null]}",
-    "1.9 MB of text": json.dumps({"inputs": "iron gate " * 190_000, "truncate": True}).encode(),
-    "1.9 MB of one word": json.dumps({"inputs": "a" * 1_900_000, "truncate": True}).encode(),
+HOSTILE = {
+    "398,000 nulls": ("/embed", b'{"inputs": [' + b"null," * 397_999 + b"null]}"),
+    "600,000 empty lists": ("/embed", b'{"inputs": [' + b"[]," * 599_999 + b"[]]}"),
+    "1.9 MB of text": ("/embed", json.dumps({"inputs": "iron gate " * 190_000, "truncate": True}).encode()),
+    "1.9 MB of one word": ("/embed", json.dumps({"inputs": "a" * 1_900_000, "truncate": True}).encode()),
+    "1.9 MB to /tokenize": ("/tokenize", json.dumps({"inputs": "iron gate " * 190_000}).encode()),
 }
 _TOLERANCE = 1e-4
+_MAX_GROWTH = 5.0  # MB, within the noise of the allocator
+_SETTLING_MINUTES = 5  # the allocator keeps buffers of new shapes at first
+_KEEP_ALIVE = 4.0  # seconds; the service closes a connection that was idle for 5 s
 _MAX_OPEN = 800  # connections of the load generator
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
@@ -44,8 +50,16 @@ class Counts:
 
     statuses: Counter[int] = field(default_factory=Counter)
     lost: int = 0
+    repeated: int = 0
+    """Requests that met the closing of their idle connection, which clients send again on a new one."""
     wrong: int = 0
     seconds: list[float] = field(default_factory=list)
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def goodput(self) -> float:
+        """Right answers per second since the start."""
+        return (self.statuses[200] - self.wrong) / (time.monotonic() - self.started_at)
 
     def percentile(self, share: float) -> float:
         return float(np.percentile(self.seconds, 100 * share)) if self.seconds else float("nan")
@@ -56,7 +70,7 @@ class Counts:
         latency = f"p50 {self.percentile(0.5):.2f} s, p99 {self.percentile(0.99):.2f} s"
         return (
             f"{self.statuses[200]} answered ({latency}), {refused} refused, {self.lost} lost, {self.wrong} wrong"
-            f"{f', other: {other}' if other else ''}"
+            f"{f', {self.repeated} repeated' if self.repeated else ''}{f', other: {other}' if other else ''}"
         )
 
 
@@ -64,6 +78,7 @@ class Service:
     """A `bertsmith serve` process and a client for it."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
         vectors = bertsmith.load(folder).encode(TEXTS, batch_size=64).numpy()
         self.vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         command = [sys.executable, "-m", "bertsmith", "serve", str(folder), "--port", "0", "--threads", "1", *flags]
@@ -106,6 +121,7 @@ class Client:
         self.service, self.counts = service, counts
         self.random = np.random.default_rng(number)
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.answered_at: float | None = None  # on this connection
 
     async def ask(self) -> None:
         chosen = self.random.integers(0, len(TEXTS), 4)
@@ -117,10 +133,16 @@ class Client:
             self.streams = self.streams or await self.service.connect()
             self.streams[1].write(request("/embed", body))
             status, answer, stays_open = await asyncio.wait_for(read_response(self.streams[0]), 90)
-        except (OSError, EOFError, TimeoutError):
-            self.counts.lost += 1
+        except (OSError, EOFError, TimeoutError) as error:
+            is_expired = self.answered_at is not None and started_at - self.answered_at > _KEEP_ALIVE
             self.close()
+            if is_expired and not isinstance(error, TimeoutError):
+                self.counts.repeated += 1
+                await self.ask()
+            else:
+                self.counts.lost += 1
             return
+        self.answered_at = time.monotonic()
         self.counts.statuses[status] += 1
         if status == 200:
             difference = np.abs(np.array(json.loads(answer)) - self.service.vectors[chosen]).max()
@@ -132,7 +154,7 @@ class Client:
     def close(self) -> None:
         if self.streams is not None:
             self.streams[1].close()
-            self.streams = None
+            self.streams = self.answered_at = None
 
 
 async def closed_load(service: Service, clients: int, seconds: float) -> Counts:
@@ -215,21 +237,22 @@ async def resets(service: Service) -> None:
         await asyncio.sleep(0.1)
 
 
-async def hostile_bodies(service: Service, body: bytes, clients: int = 3) -> None:
+async def hostile_bodies(service: Service, path: str, body: bytes, clients: int = 3) -> None:
     """Send large bodies one after the other."""
 
     async def send() -> None:
         while True:
             reader, writer = await service.connect()
-            writer.write(request("/embed", body))
+            writer.write(request(path, body))
             await read_response(reader)
             writer.close()
 
     await asyncio.gather(*(send() for _ in range(clients)))
 
 
-async def idle_connections(service: Service, count: int) -> float:
-    """Open connections that send nothing; return the slowest of ten /health requests meanwhile, in seconds."""
+async def idle_connections(service: Service, count: int) -> str:
+    """Open connections that send nothing; return the slowest of ten /health requests meanwhile."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     lines = [await service.connect() for _ in range(count)]
     slowest = 0.0
     for _ in range(10):
@@ -240,24 +263,50 @@ async def idle_connections(service: Service, count: int) -> float:
         assert status == 200
         slowest = max(slowest, time.monotonic() - started_at)
         writer.close()
+    still_open = sum(not reader.at_eof() for reader, _ in lines)
     for _, writer in lines:
         writer.close()
-    return slowest
+    return f"/health within {slowest:.2f} s; {still_open} still open"
 
 
-async def soak(service: Service, seconds: float) -> tuple[Counts, float]:
-    """Return the counts of a steady load, and the slope of the memory in its second half in MB per minute."""
-    samples: list[tuple[float, float]] = []
+@dataclass
+class Memory:
+    """Resident memory of a service while a load runs."""
 
-    async def sample() -> None:
+    service: Service
+    samples: list[tuple[float, float]] = field(default_factory=list)
+
+    async def sample(self, every: float) -> None:
         while True:
-            samples.append((time.monotonic() / 60, service.memory()))
-            await asyncio.sleep(seconds / 60)
+            self.samples.append((time.monotonic() / 60, self.service.memory()))
+            await asyncio.sleep(every)
 
-    async with beside(sample):
-        counts = await closed_load(service, 4, seconds)
-    times, memory = np.array(samples[len(samples) // 2 :]).T
-    return counts, float(np.polyfit(times, memory, 1)[0])
+    @property
+    def slope(self) -> float:
+        """MB per minute in the second half."""
+        times, memory = np.array(self.samples[len(self.samples) // 2 :]).T
+        return float(np.polyfit(times, memory, 1)[0])
+
+    @property
+    def minutes(self) -> float:
+        return self.samples[-1][0] - self.samples[0][0]
+
+    @property
+    def growth(self) -> float:
+        """MB that the slope adds in the second half."""
+        half = self.samples[len(self.samples) // 2 :]
+        return self.slope * (half[-1][0] - half[0][0])
+
+    def __str__(self) -> str:
+        return f"memory {self.samples[-1][1]:.0f} MB, {self.slope:+.2f} MB/min"
+
+
+async def with_memory(service: Service, load: Awaitable[Counts], seconds: float) -> tuple[Counts, Memory]:
+    """Run a load; return its counts and the memory meanwhile."""
+    memory = Memory(service)
+    async with beside(lambda: memory.sample(seconds / 120)):
+        counts = await load
+    return counts, memory
 
 
 async def signal_under_load(folder: Path, number: signal.Signals) -> tuple[Counts, int]:
@@ -280,61 +329,107 @@ async def signal_under_load(folder: Path, number: signal.Signals) -> tuple[Count
     return counts, code
 
 
-async def run(seconds: float, signals: int, idle: int) -> Sequence[str]:
-    """Run all trials, print their figures, and return the faults."""
-    faults: list[str] = []
+@dataclass
+class Trial:
+    """The parts of the trial, and the faults that they found."""
 
-    def report(name: str, counts: Counts, extra: str = "", *, lost_allowed: bool = False) -> None:
+    options: argparse.Namespace
+    home: Path
+    faults: list[str] = field(default_factory=list)
+
+    def report(self, name: str, counts: Counts, extra: str = "") -> None:
         print(f"| {name} | {counts}{extra} |", flush=True)
-        if counts.wrong or (counts.lost and not lost_allowed) or not counts.statuses[200]:
-            faults.append(f"{name}: {counts}")
+        if counts.wrong or counts.lost or not counts.statuses[200]:
+            self.faults.append(f"{name}: {counts}")
 
-    with tempfile.TemporaryDirectory(prefix="chaos-") as home:
-        folder = Path(home) / "small"
-        shutil.copytree(model_folder("small"), folder)
-        service = Service(folder, "--max-requests", "128")
-        try:
-            steady = await closed_load(service, 16, seconds)
-            rate = steady.statuses[200] / seconds
-            report("16 clients", steady, f", {rate:.0f} answers/s")
-            for times in (3, 10):
-                counts = await open_load(service, times * rate, seconds)
-                report(f"{times} × overload", counts, f", {counts.statuses[200] / seconds:.0f} answers/s")
-            for name, body in HOSTILE_BODIES.items():
-                async with beside(lambda body=body: hostile_bodies(service, body)):
-                    report(f"beside {name}", await closed_load(service, 4, seconds / 2))
-            async with beside(lambda: slow_clients(service)):
-                report("beside 300 slow clients", await closed_load(service, 4, seconds / 2))
-            async with beside(lambda: resets(service)):
-                report("beside connection resets", await closed_load(service, 4, seconds / 2))
-            slowest = await idle_connections(service, idle)
-            print(f"| {idle} idle connections | /health within {slowest:.2f} s |", flush=True)
-            shutil.rmtree(folder)
-            counts, slope = await soak(service, 2 * seconds)
-            report("model folder deleted; soak", counts, f", memory {service.memory():.0f} MB, {slope:+.1f} MB/min")
-        finally:
-            code = service.stop()
-            if code != 0:
-                faults.append(f"exit code {code}")
+    def report_memory(self, name: str, counts: Counts, memory: Memory, extra: str = "") -> None:
+        self.report(name, counts, f", {memory}{extra}")
+        if memory.minutes > _SETTLING_MINUTES and memory.growth > _MAX_GROWTH:
+            self.faults.append(f"{name}: memory grew by {memory.growth:.1f} MB in the second half")
+
+    async def run(self) -> None:
+        parts = {"loads": self.loads, "hostile": self.hostile, "idle": self.idle, "soak": self.soak}
+        for name in self.options.only or [*parts, "signals"]:
+            if name == "signals":
+                await self.signals()
+                continue
+            folder = shutil.copytree(model_folder("small"), self.home / name)
+            service = Service(folder, "--max-requests", "128")
+            try:
+                await parts[name](service)
+            finally:
+                code = service.stop()
+                if code != 0:
+                    self.faults.append(f"{name}: exit code {code}")
+
+    async def loads(self, service: Service) -> None:
+        """Measure the capacity, then send more than it."""
+        seconds = self.options.seconds
+        steady = await closed_load(service, 16, seconds)
+        rate = steady.goodput
+        self.report("16 clients", steady, f", {rate:.1f} answers/s")
+        for times, duration in ((3, seconds), (10, self.options.overload or seconds)):
+            counts, memory = await with_memory(service, open_load(service, times * rate, duration), duration)
+            self.report_memory(
+                f"{times} × overload, {duration:.0f} s", counts, memory, f", {counts.goodput:.1f} answers/s"
+            )
+
+    async def hostile(self, service: Service) -> None:
+        """Ask for right answers beside hostile clients."""
+        beside_what = {
+            **{
+                name: lambda path=path, body=body: hostile_bodies(service, path, body)
+                for name, (path, body) in HOSTILE.items()
+            },
+            "300 slow clients": lambda: slow_clients(service),
+            "connection resets": lambda: resets(service),
+        }
+        for name, attack in beside_what.items():
+            async with beside(attack):
+                self.report(f"beside {name}", await closed_load(service, 4, self.options.seconds / 2))
+
+    async def idle(self, service: Service) -> None:
+        """Open many connections that send nothing."""
+        print(
+            f"| {self.options.idle} idle connections | {await idle_connections(service, self.options.idle)} |",
+            flush=True,
+        )
+
+    async def soak(self, service: Service) -> None:
+        """Send a steady load after the folder of the model is gone."""
+        shutil.rmtree(service.folder)
+        seconds = self.options.soak or 2 * self.options.seconds
+        counts, memory = await with_memory(service, open_load(service, self.options.soak_rate, seconds), seconds)
+        self.report_memory(f"soak of {seconds / 60:.0f} min, model folder deleted", counts, memory)
+
+    async def signals(self) -> None:
+        """Send signals under load."""
         for number in (signal.SIGTERM, signal.SIGHUP):
-            for _ in range(signals):
+            for _ in range(self.options.signals):
                 counts, code = await signal_under_load(model_folder("small"), number)
-                report(f"{number.name} under load", counts, f", exit code {code}")
+                self.report(f"{number.name} under load", counts, f", exit code {code}")
                 if code != 0 or set(counts.statuses) != {200}:
-                    faults.append(f"{number.name}: exit code {code}, {counts}")
-    return faults
+                    self.faults.append(f"{number.name}: exit code {code}, {counts}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--only", nargs="*", choices=["loads", "hostile", "idle", "soak", "signals"], help="parts to run"
+    )
     parser.add_argument("--seconds", type=float, default=20, help="duration of each load")
+    parser.add_argument("--overload", type=float, help="duration of the load of ten times the capacity, in seconds")
+    parser.add_argument("--soak", type=float, help="duration of the soak in seconds; twice --seconds by default")
+    parser.add_argument("--soak-rate", type=float, default=10, help="requests per second of the soak")
     parser.add_argument("--signals", type=int, default=5, help="shutdowns by each signal")
-    parser.add_argument("--idle", type=int, default=1500, help="idle connections")
+    parser.add_argument("--idle", type=int, default=10_000, help="idle connections")
     options = parser.parse_args()
-    faults = asyncio.run(run(options.seconds, options.signals, options.idle))
-    for fault in faults:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as home:
+        trial = Trial(options, Path(home))
+        asyncio.run(trial.run())
+    for fault in trial.faults:
         print(f"FAULT {fault}")
-    sys.exit(bool(faults))
+    sys.exit(bool(trial.faults))
 
 
 if __name__ == "__main__":

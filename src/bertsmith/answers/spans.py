@@ -59,17 +59,18 @@ def window_starts(tokens: int, room: int, stride: int) -> np.ndarray:
     return np.arange(0, max(0, tokens - room) + step, step)
 
 
-def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Mask of the window with the most context for each token, min(left, right) + 0.01 · length; the first on ties.
+def most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Index of the window with the most context for each token, min(left, right) + 0.01 · length; the first on ties.
 
-    Shape: starts and lengths (windows,) -> (windows, tokens), bool.
+    Shape: starts and lengths (windows,) -> (tokens,), int64.
     """
-    index = np.arange(tokens)
-    left = index - starts[:, None]
-    right = (starts + lengths - 1)[:, None] - index
-    score = np.minimum(left, right) + 0.01 * lengths[:, None]
-    score[(left < 0) | (right < 0)] = -np.inf
-    return np.arange(len(starts))[:, None] == score.argmax(0)
+    window_of, best = np.zeros(tokens, dtype=np.int64), np.full(tokens, -np.inf)
+    for window, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        inside = slice(start, start + length)
+        score = np.minimum(np.arange(length), np.arange(length)[::-1]) + 0.01 * length
+        window_of[inside][score > best[inside]] = window
+        best[inside] = np.maximum(score, best[inside])
+    return window_of
 
 
 def window_features(
@@ -106,7 +107,7 @@ def window_features(
             )
         starts = window_starts(len(ids), room, stride)
         lengths = np.minimum(room, len(ids) - starts)
-        has_most = None if len(starts) == 1 else has_most_context(len(ids), starts, lengths)
+        window_of = most_context(len(ids), starts, lengths)
         answer = _answer_tokens(example, characters)
         begin = len(before) + len(question) + len(between)
         sizes = [len(before), len(question), len(between), 0, len(after)]
@@ -116,7 +117,7 @@ def window_features(
             sizes[3] = length
             types.append(np.repeat(np.array(frame.types, np.int32), sizes))
             allowed = np.zeros(len(tokens[-1]), np.int32)
-            allowed[begin : begin + length] = 1 if has_most is None else has_most[window, start : start + length]
+            allowed[begin : begin + length] = window_of[start : start + length] == window
             may_start.append(allowed)
             rows.append((index, begin, length, start))
             targets.append(_target(answer, start, length, begin))

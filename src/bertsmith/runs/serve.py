@@ -1,5 +1,6 @@
 """`bertsmith serve`: serve models over HTTP."""
 
+import gc
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -141,8 +142,12 @@ def serve(
                 scheduler.start(watch)
         app = make_app(schedulers, settings)
         models = list(schedulers.values())
+        # garbage collections during requests would visit every object of the models and of PyTorch
+        gc.collect()
+        gc.freeze()
         Server(app, settings, lambda: _print_models(base_url(listener), models, settings)).run([listener])
     finally:
+        gc.unfreeze()
         listener.close()
     for scheduler in schedulers.values():
         scheduler.close()

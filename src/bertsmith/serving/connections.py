@@ -1,9 +1,11 @@
 """HTTP connections of the server: limits on their number, on request heads, and on the time for a head to arrive."""
 
 import asyncio
+import selectors
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import islice
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 MAX_HEAD_BYTES = 65_536
 _MIN_SILENCE = 1.0  # seconds; the request of a newer connection may be in transit
+_MAX_CHECKED = 8  # silent connections that are checked for unread bytes when a new one needs room
 OVER_LIMIT = "bertsmith.is_over_limit"
 """Key of the ASGI scope: whether the connection is over the limit."""
 Refuse = Callable[[bytes], bytes | None]
@@ -75,13 +78,22 @@ class Connections:
         return self._count <= 2 * self.limit or self._close_oldest(None, 0.0)
 
     def _close_oldest(self, address: str | None, min_silence: float) -> bool:
-        """Close the oldest silent connection, of an address or of all; return False if there is none."""
-        connection, silent_since = next(iter(self._silent.get(address, {}).items()), (None, 0.0))
-        if connection is None or time.monotonic() - silent_since < min_silence:
-            return False
-        self.set_silent(connection, False)
-        connection.transport.abort()
-        return True
+        """Close the oldest silent connection, of an address or of all; return False if no connection is silent."""
+        for connection, silent_since in islice(self._silent.get(address, {}).items(), _MAX_CHECKED):
+            if time.monotonic() - silent_since < min_silence:
+                return False
+            if not has_unread(connection.transport):
+                self.set_silent(connection, False)
+                connection.transport.abort()
+                return True
+        return False
+
+
+def has_unread(transport: asyncio.Transport) -> bool:
+    """Whether bytes have arrived that a busy event loop has not read yet: closing would lose a request."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(transport.get_extra_info("socket"), selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class Connection(HttpToolsProtocol):
@@ -108,6 +120,10 @@ class Connection(HttpToolsProtocol):
         self._cancel_timer()
         self.open_connections.remove(self)
         super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not has_unread(self.transport):
+            super().timeout_keep_alive_handler()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -181,7 +197,7 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._timer = None
-        if self._is_idle:
+        if self._is_idle and not has_unread(self.transport):
             self.transport.close()
 
 

@@ -1,7 +1,7 @@
 """A model folder opened for serving: runner, task, tokenizer, and the sizes it can be served in."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +144,12 @@ class ServedModel:
     def has_embedder(self) -> bool:
         """Whether vectors come from a trained head; otherwise they are means of hidden states."""
         return any(head.kind == "embedder" for head in self.runner.config.heads)
+
+    @cached_property
+    def vector_width(self) -> int:
+        """Number of dimensions of a vector."""
+        (vector,) = self.run("vectors", [TokenSequence(np.array([self.tokenizer.start]))])
+        return len(vector)
 
     def max_length(self, operation: Operation) -> int:
         """Return the maximum length of a sequence; for a model without a limit, the length it was trained with."""

@@ -1,5 +1,6 @@
 """Inputs, results and errors of requests to a scheduler."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,7 +52,7 @@ class QueueFull(SchedulerError):
     """The queue is full."""
 
     def __init__(self, retry_after: float) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after:.0f} s")
+        super().__init__(f"the queue is full; try again in {max(1, math.ceil(retry_after))} s")
         self.retry_after = retry_after
 
 

@@ -82,7 +82,7 @@ def _run_group(
 ) -> list[np.ndarray]:
     """Return the outputs of sequences that are computed in one forward pass."""
     is_rounded = rows == "packed" and runner.device.type == "cpu" and not runner.has_early_exits
-    filled = [*group, *padding_sequence(sum(len(one.tokens) for one in group), pad)] if is_rounded else group
+    filled = [*group, *padding_sequences([len(one.tokens) for one in group], pad)] if is_rounded else group
     tokens, layout, types = _tensors(filled, rows, pad, max_input_length(runner.config))
     tokens, layout = to_device(tokens, runner.device), to_device(layout, runner.device)
     inputs = EncoderInputs(tokens, layout, None if types is None else to_device(types, runner.device), subnet)
@@ -125,14 +125,16 @@ def _tensors(
     return tokens, layout, token_types
 
 
-def padding_sequence(tokens: int, pad: int) -> list[TokenSequence]:
-    """Return at most one sequence of padding, which rounds the number of tokens of a forward pass up.
+def padding_sequences(lengths: Sequence[int], pad: int) -> list[TokenSequence]:
+    """Return sequences of padding that round the number of tokens of a forward pass up.
 
-    On a CPU, PyTorch's matrix products cache some megabytes for every distinct number of rows.
+    On a CPU, PyTorch's matrix products cache some megabytes for every distinct number of rows. No sequence is longer
+    than the longest of `lengths`, because a model may take no longer ones.
     """
-    step = min(64, max(8, 2 ** (tokens.bit_length() - 4)))
-    missing = -tokens % step
-    return [TokenSequence(np.full(missing, pad, dtype=np.int64))] if missing else []
+    tokens, max_length = sum(lengths), max(lengths)
+    missing = -tokens % min(64, max(8, 2 ** (tokens.bit_length() - 4)))
+    sizes = (min(max_length, missing - start) for start in range(0, missing, max_length))
+    return [TokenSequence(np.full(size, pad, dtype=np.int64)) for size in sizes]
 
 
 def _fixed_length(length: int) -> int:

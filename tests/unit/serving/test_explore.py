@@ -158,7 +158,6 @@ def test_similarities_and_mask_candidates(elastic: ServiceClient) -> None:
         ({"work": "task", "inputs": {"texts": "a"}}, "field 'texts'"),
         ({"work": "vectors", "inputs": {"text": "a"}}, "it must be a text or a list of texts"),
         ({"work": "vectors", "inputs": ["a"] * 25}, "at most 24 are accepted here"),
-        ({"work": "task", "inputs": {"text": "a"}, "sequence": 3}, "the input has 1"),
         ({"work": "fill_mask", "inputs": "no mask", "model": "masks"}, r"text 0 has no \[MASK\] to fill"),
         ({"work": "fill_mask", "inputs": "a [MASK]"}, "cannot fill masks"),
         ({"work": "task", "inputs": {"text": "a"}, "width": 2}, "width: "),
@@ -190,6 +189,11 @@ def test_exported_model_has_one_size_and_no_maps() -> None:
         response = service(work="task", inputs={"text": "a"}, maps=True)
         assert response["maps"] is None
         assert "does not run in PyTorch" in response["maps_refused"]
+
+
+def test_maps_of_a_missing_sequence_are_refused(elastic: ServiceClient) -> None:
+    response = elastic(work="task", inputs={"text": "a"}, sequence=3, maps=True)
+    assert (response["maps"], response["maps_refused"]) == (None, "sequence is 3; the input has 1, counted from 0")
 
 
 def test_whole_model_is_requested_as_a_subnet(elastic: ServiceClient) -> None:

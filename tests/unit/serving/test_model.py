@@ -22,7 +22,7 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import cores
-from bertsmith.serving.worker import length_groups, padding_sequence
+from bertsmith.serving.worker import length_groups, padding_sequences
 from bertsmith.shrinking.fit.measure import usable_cores
 
 
@@ -179,13 +179,19 @@ def test_cores_respect_the_quota_of_a_container(tmp_path: Path, text: str, limit
 
 def test_token_counts_are_rounded_to_few_values() -> None:
     rounded = {
-        tokens + sum(len(sequence.tokens) for sequence in padding_sequence(tokens, 0)) for tokens in range(1, 2049)
+        tokens + sum(len(sequence.tokens) for sequence in padding_sequences([tokens], 0)) for tokens in range(1, 2049)
     }
     assert len(rounded) <= 64
     assert all(
-        sum(len(sequence.tokens) for sequence in padding_sequence(tokens, 0)) <= max(7, tokens / 8)
+        sum(len(sequence.tokens) for sequence in padding_sequences([tokens], 0)) <= max(7, tokens / 8)
         for tokens in range(1, 2049)
     )
+
+
+def test_padding_is_not_longer_than_the_longest_sequence() -> None:
+    sizes = [len(sequence.tokens) for sequence in padding_sequences([48] * 15, 0)]
+    assert sizes == [48]  # 15 · 48 tokens are rounded up to 12 · 64
+    assert [len(sequence.tokens) for sequence in padding_sequences([20] * 30, 0)] == [20, 20]
 
 
 def test_groups_have_similar_lengths() -> None:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from bertsmith import __version__
 from bertsmith.serving.http import embed, errors, explore, hub, info, openapi, page, tasks
 from bertsmith.serving.http.middleware import RequestMiddleware
+from bertsmith.serving.http.schemas import describe_models
 from bertsmith.serving.http.service import Service
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
@@ -36,6 +37,8 @@ def make_app(schedulers: Mapping[str, Scheduler], settings: ServeSettings) -> Fa
         app.include_router(module.router)
     app.include_router(explore.make_router(schedulers))
     app.add_middleware(RequestMiddleware, service=service)
+    if schedulers:
+        describe_models(app, service)
     if settings.key is not None:
         openapi.document_key(app)
     return app

@@ -7,7 +7,14 @@ import numpy as np
 from fastapi import APIRouter, Response
 
 from bertsmith.serving.http.errors import invalid
-from bertsmith.serving.http.inputs import check_count, check_tokens, id_sequences, special_tokens, text_sequences
+from bertsmith.serving.http.inputs import (
+    check_characters,
+    check_count,
+    check_tokens,
+    id_sequences,
+    special_tokens,
+    text_sequences,
+)
 from bertsmith.serving.http.openapi import MODEL_RESPONSES, OPENAI_RESPONSES, TEXT_RESPONSES
 from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
 from bertsmith.serving.http.wire import (
@@ -130,6 +137,7 @@ async def tokenize(body: TokenizeRequest, request: CurrentRequest) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     limits = request.settings.limits
     check_count(texts, limits)
+    check_characters(sum(map(len, texts)), limits)
     tokens = await request.tokenise(lambda: _tokens(served, texts, body.add_special_tokens, limits))
     return await request.respond(lambda: tokens)
 

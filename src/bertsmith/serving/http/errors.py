@@ -145,7 +145,11 @@ def install_handlers(app: FastAPI) -> None:
     """Convert all expected errors of the app; the middleware converts the rest."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error, request.url.path)
+        response = error_response(error, request.url.path)
+        methods = app.openapi()["paths"].get(request.scope["path"], {})
+        if response.status_code == 405 and methods:  # each route knows its own method only
+            response.headers["Allow"] = ", ".join(sorted(method.upper() for method in methods))
+        return response
 
     for kind in (SchedulerError, InputError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

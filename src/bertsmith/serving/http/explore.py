@@ -1,7 +1,7 @@
 """The /explore endpoint of the page: one input at one size, with latency and attention maps."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -130,11 +130,9 @@ async def explore_input(body: ExploreRequest, request: HttpRequest, drawer: MapD
     limits = request.settings.limits
     prepared = await request.run(lambda: _prepare(served, body, limits))
     sequences = prepared.sequences
-    if body.sequence >= len(sequences):
-        raise invalid(f"sequence is {body.sequence}; the input has {len(sequences)}, counted from 0")
     result = await request.submit(body.work, sequences, subnet)
-    used, chosen = result.subnet, sequences[body.sequence]
-    refusal = why_no_maps(served, chosen) if body.maps else None
+    used = result.subnet
+    refusal = why_no_maps(served, sequences, body.sequence) if body.maps else None
     return Explored(
         model=served.name,
         width=1.0 if used is None else used.width,
@@ -146,7 +144,7 @@ async def explore_input(body: ExploreRequest, request: HttpRequest, drawer: MapD
         sequences=len(sequences),
         cut=prepared.is_truncated,
         answer=await request.run(lambda: prepared.read(result.outputs)),
-        maps=await drawer.draw(served, chosen, used) if body.maps and refusal is None else None,
+        maps=await drawer.draw(served, sequences[body.sequence], used) if body.maps and refusal is None else None,
         maps_refused=refusal,
     )
 
@@ -179,10 +177,10 @@ def _is_truncated(served: ServedModel, sequences: list[TokenSequence]) -> bool:
 
 def _prepare_task(served: ServedModel, inputs: TaskInput, limits: Limits) -> _Prepared:
     values = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-    texts = [text for value in values for text in ([value] if isinstance(value, str) else value)]
-    check_count(texts, limits)
-    if not all(text.strip() for text in texts):
-        raise InputError("one of the inputs is empty; each needs some words")
+    for texts in ([value] if isinstance(value, str) else value for value in values):
+        check_count(texts, limits)
+        if not all(text.strip() for text in texts):
+            raise InputError("one of the inputs is empty; each needs some words")
     read = task_inputs(served, [inputs], truncate=True, limits=limits)
 
     def answer(outputs: list[np.ndarray]) -> ExploredAnswer:
@@ -228,12 +226,14 @@ def draw_maps(served: ServedModel, sequence: TokenSequence, subnet: Subnet | Non
     return ExploredMaps(data=explorer.data, markup=str(explorer.markup))
 
 
-def why_no_maps(served: ServedModel, sequence: TokenSequence) -> str | None:
-    """Return the reason why maps cannot be drawn for a sequence; None if they can."""
+def why_no_maps(served: ServedModel, sequences: Sequence[TokenSequence], index: int) -> str | None:
+    """Return the reason why maps cannot be drawn for one of the sequences; None if they can."""
     if served.model is None:
         return f"{served.name!r} does not run in PyTorch, which draws the maps; serve the folder it was exported from"
-    if len(sequence.tokens) > MAX_MAP_TOKENS:
-        return f"The text has {len(sequence.tokens)} tokens; maps are shown for up to {MAX_MAP_TOKENS}."
+    if index >= len(sequences):
+        return f"sequence is {index}; the input has {len(sequences)}, counted from 0"
+    if len(sequences[index].tokens) > MAX_MAP_TOKENS:
+        return f"The text has {len(sequences[index].tokens)} tokens; maps are shown for up to {MAX_MAP_TOKENS}."
     return None
 
 

@@ -30,6 +30,7 @@ from bertsmith.serving.http.wire import (
     TagsResponse,
     Value,
 )
+from bertsmith.serving.model import ServedModel
 
 router = APIRouter(route_class=StrictRoute, tags=["hugging_face_hub"])
 
@@ -80,11 +81,11 @@ async def run_pipeline(request: HttpRequest, body: HubRequest, name: str | None,
     served = request.service.find(name).served
     if pipeline is None and isinstance(body.inputs, dict) and "source_sentence" in body.inputs:
         pipeline = "sentence-similarity"
+    pipeline = pipeline or default_pipeline(served)
     if pipeline is None:
-        kind = "embedding" if served.task is None else served.task.kind
-        if kind not in _PIPELINES:
-            raise invalid(f"Hugging Face has no pipeline for the task of {served.name!r} ({kind}); use /predict")
-        pipeline = _PIPELINES[kind]
+        assert served.task is not None
+        kind = served.task.kind
+        raise invalid(f"Hugging Face has no pipeline for the task of {served.name!r} ({kind}); use /predict")
     if pipeline == "feature-extraction":
         return await _extract_features(request, body, served.name)
     if pipeline == "sentence-similarity":
@@ -92,6 +93,19 @@ async def run_pipeline(request: HttpRequest, body: HubRequest, name: str | None,
     if pipeline == "fill-mask":
         return await _fill_masks(request, body, served.name)
     return await _run_task(request, body, served.name, pipeline)
+
+
+def default_pipeline(served: ServedModel) -> Pipeline | None:
+    """Return the pipeline of a model's task, or feature extraction without a task; None if there is none."""
+    return "feature-extraction" if served.task is None else _PIPELINES.get(served.task.kind)
+
+
+def pipelines(served: ServedModel) -> list[Pipeline]:
+    """Return the pipelines that a model supports."""
+    supported: list[Pipeline] = ["fill-mask"] if "fill_mask" in served.operations else []
+    supported += ["feature-extraction", "sentence-similarity"] if "vectors" in served.operations else []
+    task = None if served.task is None else _PIPELINES.get(served.task.kind)
+    return supported if task is None or task in supported else [*supported, task]
 
 
 async def _extract_features(request: HttpRequest, body: HubRequest, name: str) -> Response:
@@ -108,7 +122,7 @@ async def _extract_features(request: HttpRequest, body: HubRequest, name: str) -
 async def _compare_sentences(request: HttpRequest, body: HubRequest, name: str) -> Response:
     inputs = body.inputs if isinstance(body.inputs, dict) else {}
     source, others = inputs.get("source_sentence"), inputs.get("sentences")
-    if not isinstance(source, str) or not isinstance(others, list):
+    if not isinstance(source, str) or not isinstance(others, list) or len(inputs) != 2:
         raise invalid('inputs: sentence-similarity needs {"source_sentence": a text, "sentences": a list of texts}')
     check_count(others, request.settings.limits, "inputs.sentences")
     vectors = await embed_rows(request, [source, *others], name, truncate=body.truncate, normalise=True)

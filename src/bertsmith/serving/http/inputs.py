@@ -17,12 +17,17 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.settings import Limits
 from bertsmith.tasks import AnyTask
+from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 
 _WHOLE_TEXT_TASKS = frozenset({"tagging", "parsing", "spans", "choice"})
 """Tasks that tokenise their texts to the end; others only the tokens that the model reads."""
+_CHARACTERS_PER_TOKEN = 8
+"""Maximum mean length of the tokens of a request, so that a text with too many tokens is not tokenised first."""
+InputRow = Mapping[str, str | list[str] | None]
+"""One input of a task: texts or lists of words by column."""
 
 
 def check_count(texts: Sequence[object], limits: Limits, name: str = "inputs") -> None:
@@ -37,6 +42,13 @@ def check_tokens(tokens: int, limits: Limits) -> None:
     """Raise if a request has too many tokens in total."""
     if tokens > limits.tokens:
         raise too_large(f"the request has {tokens} tokens; at most {limits.tokens} are accepted in one request")
+
+
+def check_characters(characters: int, limits: Limits) -> None:
+    """Raise if texts that are tokenised to their end have too many characters in total."""
+    allowed = _CHARACTERS_PER_TOKEN * limits.tokens
+    if characters > allowed:
+        raise too_large(f"the texts of the request have {characters} characters; at most {allowed} are accepted")
 
 
 def text_sequences(served: ServedModel, texts: Sequence[str], *, truncate: bool, limits: Limits) -> list[TokenSequence]:
@@ -141,7 +153,7 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     assert served.task is not None
     task, encoding = served.task, served.encoding
     rows = [_row(task, value) for value in inputs]
-    _check_whole_texts(task, rows, served.tokenizer, limits.tokens)
+    _check_whole_texts(task, rows, served.tokenizer, limits)
     examples = task.examples(table_of(rows, "inputs"), has_targets=False)
     features = task.features(examples, encoding)
     if features.cut and not truncate:
@@ -161,17 +173,25 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     return TaskInputs(task, examples, features, sequences)
 
 
-def _check_whole_texts(task: AnyTask, rows: Sequence[Mapping[str, object]], tokenizer: Tokenizer, limit: int) -> None:
+def _check_whole_texts(task: AnyTask, rows: Sequence[InputRow], tokenizer: Tokenizer, limits: Limits) -> None:
     """Raise if a text has more tokens than a request may have, before a task tokenises it to its end."""
     if task.kind not in _WHOLE_TEXT_TASKS:
         return
-    for value in (value for row in rows for value in row.values()):
-        text = value if isinstance(value, str) else " ".join(value) if isinstance(value, list) else ""
-        if len(text) > limit and len(tokenizer.encode_offsets([text], limit + 1)[0][0]) > limit:
-            raise too_large(f"a text has more than {limit} tokens; at most {limit} are accepted in one request")
+    texts = [value if isinstance(value, str) else " ".join(value or ()) for row in rows for value in row.values()]
+    check_characters(sum(map(len, texts)) + sum(_repeated_characters(task, row) for row in rows), limits)
+    for text in texts:
+        if len(text) > limits.tokens:
+            check_tokens(len(tokenizer.encode_offsets([text], limits.tokens + 1)[0][0]), limits)
 
 
-def _row(task: AnyTask, value: TaskInput) -> dict[str, object]:
+def _repeated_characters(task: AnyTask, row: InputRow) -> int:
+    """Return at least the number of characters that reading a row adds: the common start of all choices."""
+    start = row.get(task.start) if isinstance(task, Choice) and task.start is not None else None
+    choices = max([len(row), *(len(value) for value in row.values() if isinstance(value, list))])
+    return len(start) * choices if isinstance(start, str) else 0
+
+
+def _row(task: AnyTask, value: TaskInput) -> InputRow:
     if isinstance(task, TextEmbedding) and isinstance(value, str):
         return {str(task.text): value}  # the pair of texts is needed in training only
     if isinstance(value, Mapping):

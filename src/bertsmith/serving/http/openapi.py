@@ -63,7 +63,8 @@ def document_key(app: FastAPI) -> None:
     document = app.openapi()
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
-    document["paths"]["/health"]["get"]["security"] = []
+    for path in ("/", "/health"):
+        document["paths"][path]["get"]["security"] = []
 
 
 router = APIRouter(include_in_schema=False)
@@ -80,7 +81,7 @@ async def docs(request: Request) -> HTMLResponse:
     links = []
     for path, methods in document["paths"].items():
         for method, details in methods.items():
-            groups.setdefault(details["tags"][0], []).append(_endpoint(document, method, path, details, base_url))
+            groups.setdefault(details["tags"][0], []).append(_endpoint(method, path, details, base_url))
         links.append(f'<li><a href="#{escape(f"{next(iter(methods))} {path}")}">{escape(path)}</a></li>')
     sections = "".join(
         f'<section class="group"><h2>{escape(group.replace("_", " "))}</h2>{"".join(articles)}</section>'
@@ -99,7 +100,7 @@ async def docs(request: Request) -> HTMLResponse:
     return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
 
 
-def _endpoint(document: Schema, method: str, path: str, details: Schema, base_url: str) -> str:
+def _endpoint(method: str, path: str, details: Schema, base_url: str) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(status)}</code></td><td>{escape(response['description'])}</td></tr>"
         for status, response in details["responses"].items()
@@ -107,7 +108,7 @@ def _endpoint(document: Schema, method: str, path: str, details: Schema, base_ur
     text = "".join(f"<p>{_prose(paragraph)}</p>" for paragraph in details.get("description", "").split("\n\n"))
     return (
         f'<article class="panel endpoint" id="{escape(f"{method} {path}")}"><h3><code><b>{method.upper()}</b> '
-        f"{escape(path)}</code> {escape(details['summary'])}</h3>{text}{_example(document, path, details, base_url)}"
+        f"{escape(path)}</code> {escape(details['summary'])}</h3>{text}{_example(path, details, base_url)}"
         f'<details><summary>Responses</summary><div class="fields-table"><table>{rows}</table></div></details>'
         "</article>"
     )
@@ -118,12 +119,12 @@ def _prose(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _example(document: Schema, path: str, details: Schema, base_url: str) -> str:
+def _example(path: str, details: Schema, base_url: str) -> str:
     """Return a curl command and a table of the fields of the body."""
     if "requestBody" not in details:
         return f"<pre>curl {base_url}{escape(path)}</pre>"
-    reference = details["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    schema = document["components"]["schemas"][reference.rsplit("/", 1)[-1]]
+    schema = details["requestBody"]["content"]["application/json"]["schema"]
+    schema = schema.get("anyOf", [schema])[0]  # of several models, the first
     fields = schema["properties"]
     required = {name: fields[name].get("examples", ["…"])[0] for name in schema.get("required", ())}
     rows = "".join(

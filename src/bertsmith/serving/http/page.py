@@ -6,11 +6,12 @@ from functools import cache
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
 
 from bertsmith.report.page import read_asset
 from bertsmith.serving.http.errors import ApiError
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter()
 
 # Only files of this service, nothing inline: a text that became markup by mistake could neither run nor load code.
 _POLICY = (
@@ -33,12 +34,13 @@ class PageFile:
     etag: str
 
 
-@router.get("/")
+@router.get("/", summary="The page", tags=["page"], response_class=HTMLResponse)
 async def index(request: Request) -> Response:
+    """Return the page, which sends texts to the models at every size; needs no key."""
     return _respond(request, "index.html")
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name}", include_in_schema=False)
 async def page_file(request: Request, name: str) -> Response:
     return _respond(request, name)
 

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from bertsmith.errors import nearest
 from bertsmith.layers.subnet import Subnet
-from bertsmith.serving.http.errors import ApiError, invalid
+from bertsmith.serving.http.errors import ApiError, invalid, to_api_error
 from bertsmith.serving.http.metrics import Metrics, format_size
 from bertsmith.serving.http.wire import MAX_FIELDS
 from bertsmith.serving.model import ServedModel
@@ -106,9 +106,12 @@ def unknown_model(name: str, names: Iterable[str]) -> ApiError:
 class HttpRequest:
     """One request: its model, its deadline, and the timing headers of its response."""
 
-    def __init__(self, service: Service, started_at: float, *, is_small: bool = False) -> None:
-        self.service, self.settings, self.started_at = service, service.settings, started_at
-        self.is_small = is_small
+    def __init__(self, request: Request) -> None:
+        self.service = service_of(request)
+        self.settings = self.service.settings
+        self.started_at: float = request.scope["bertsmith.started_at"]
+        size = request.headers.get("content-length", "")
+        self.is_small = size.isdecimal() and len(size) < 10 and int(size) <= _SMALL_BODY
         self.headers: dict[str, str] = {}
 
     def select_model(self, name: str | None, operation: Operation) -> ServedModel:
@@ -185,10 +188,7 @@ def service_of(request: Request) -> Service:
 
 
 async def _http_request(request: Request) -> HttpRequest:  # async, because FastAPI runs other functions in a thread
-    started_at = request.scope.get("bertsmith.started_at", time.perf_counter())
-    size = request.headers.get("content-length", "")
-    is_small = size.isdecimal() and len(size) < 10 and int(size) <= _SMALL_BODY
-    return HttpRequest(service_of(request), started_at, is_small=is_small)
+    return HttpRequest(request)
 
 
 CurrentRequest = Annotated[HttpRequest, Depends(_http_request)]
@@ -197,10 +197,10 @@ CurrentRequest = Annotated[HttpRequest, Depends(_http_request)]
 class _StrictRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) <= _SMALL_BODY:
-            return _parse(body)
-        service = service_of(self)
-        return await service.run_in_thread(lambda: _parse(body), service.settings.times.answer)
+        try:
+            return await HttpRequest(self).run(lambda: _parse(body))
+        except DeadlineExceeded as error:
+            raise to_api_error(error) from None  # FastAPI answers an unknown exception with status 400
 
 
 def _parse(body: bytes) -> Any:

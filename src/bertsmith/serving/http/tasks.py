@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from bertsmith.answers.sequences import Answer
 from bertsmith.answers.texts import softmax
 from bertsmith.serving.http.embed import embed_rows, normalise_vectors
-from bertsmith.serving.http.errors import invalid
+from bertsmith.serving.http.errors import invalid, too_large
 from bertsmith.serving.http.inputs import TaskInputs, check_count, mask_sequences, split_inputs, task_inputs
 from bertsmith.serving.http.openapi import MODEL_RESPONSES
 from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
@@ -92,7 +92,7 @@ async def run_task(
     check_count(rows, limits)
     tokenised = await request.tokenise(lambda: task_inputs(served, rows, truncate=truncates, limits=limits))
     result = await request.submit("task", tokenised.sequences)
-    outputs = tokenised.item_outputs(result.outputs, served.runner)
+    outputs = await request.run(lambda: tokenised.item_outputs(result.outputs, served.runner))
     return TaskOutputs(tokenised, outputs, is_single)
 
 
@@ -174,7 +174,11 @@ async def rerank(body: RerankRequest, request: CurrentRequest) -> Response:
     """
     check_count(body.texts, request.settings.limits, "texts")
     served = request.service.find(body.model).served
-    scores = await (_pair_scores if _reads_pairs(served) else _cosines)(request, body)
+    if not can_rerank(served):
+        kind = "no task" if served.task is None else served.task.kind
+        allowed = "a model for pairs with two labels or one number, an embedding model, or a model without a task"
+        raise invalid(f"the model {served.name!r} ({kind}) cannot rerank; use {allowed}")
+    scores = await (_pair_scores if _scores_pairs(served) else _cosines)(request, body)
 
     def make() -> list[RankedText]:
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -186,19 +190,24 @@ async def rerank(body: RerankRequest, request: CurrentRequest) -> Response:
     return await request.respond(make)
 
 
-def _reads_pairs(served: ServedModel) -> bool:
-    """Whether a model scores pairs (otherwise vectors are compared); raise if it can do neither."""
+def can_rerank(served: ServedModel) -> bool:
+    """Whether a model scores pairs of texts, or compares vectors because it has no other task."""
+    compares = served.task is None or isinstance(served.task, TextEmbedding)
+    return _scores_pairs(served) or (compares and "vectors" in served.operations)
+
+
+def _scores_pairs(served: ServedModel) -> bool:
+    """Whether the task reads two texts and predicts one of two labels, or a number."""
     task = served.task
-    if task is None or isinstance(task, TextEmbedding):
-        return False
     is_binary = isinstance(task, Classification) and len(task.labels) == 2
-    if (is_binary or isinstance(task, Regression)) and getattr(task, "pair", None) is not None:
-        return True
-    allowed = "a model for pairs with two labels or one number, an embedding model, or a model without a task"
-    raise invalid(f"the model {served.name!r} ({task.kind}) cannot rerank; use {allowed}")
+    return (is_binary or isinstance(task, Regression)) and getattr(task, "pair", None) is not None
 
 
 async def _pair_scores(request: HttpRequest, body: RerankRequest) -> list[float]:
+    count, allowed = len(body.texts), request.settings.limits.body_bytes
+    characters = count * len(body.query)
+    if characters > allowed:  # the query is tokenised with each text
+        raise too_large(f"{count} times the query has {characters} characters; at most {allowed} are accepted")
     outputs = await run_task(request, [[body.query, text] for text in body.texts], body.model, body.truncate)
     task = outputs.inputs.task
     if isinstance(task, Classification):
@@ -242,9 +251,9 @@ async def fill_masks(request: HttpRequest, body: FillMaskRequest) -> Response:
     check_count(texts, limits)
     nested = body.parameters or FillParameters()
     top = body.top_k or nested.top_k or _DEFAULT_TOP
-    targets = nested.targets if body.targets is None else body.targets
+    targets = [_target_ids(served, one) for one in (body.targets, nested.targets) if one is not None]
+    allowed = targets[0] if targets else None
     sequences = await request.tokenise(lambda: mask_sequences(served, texts, truncate=truncates, limits=limits))
-    allowed = None if targets is None else _target_ids(served, targets)
     outputs = (await request.submit("fill_mask", sequences)).outputs
 
     def make() -> object:
@@ -261,7 +270,7 @@ async def fill_masks(request: HttpRequest, body: FillMaskRequest) -> Response:
 def _target_ids(served: ServedModel, targets: list[str]) -> np.ndarray:
     vocabulary = served.tokenizer.vocabulary
     unknown = next((target for target in targets if target not in vocabulary), None)
-    if unknown is not None or not targets:
+    if unknown is not None:
         raise invalid(f"targets has {unknown!a:.80}; allowed: tokens of the model's vocabulary")
     return np.unique([vocabulary[target] for target in targets])
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -19,6 +20,8 @@ MAX_ITEMS = 100_000
 """Maximum length of every list; `Limits` are lower."""
 MAX_FIELDS = 256
 """Maximum number of fields of every object."""
+MAX_TARGETS = 1000
+"""Maximum number of tokens to choose from for a mask."""
 
 Item = TypeVar("Item")
 
@@ -33,6 +36,16 @@ class _StopAtFirstError:
 
 Many = Annotated[list[Item], _StopAtFirstError()]
 """A list in a request."""
+
+
+def _without_fraction(value: object) -> object:
+    """Return a whole number such as 3.0 as an integer, which it is in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = BeforeValidator(_without_fraction)
+Integer = Annotated[int, _Whole]
+Count = Annotated[int, Field(ge=1), _Whole]
 Row = dict[str, str | Many[str]]
 """An input of a task by column."""
 TaskInput = str | Many[str] | Row
@@ -59,7 +72,7 @@ class EmbedRequest(RequestBody):
     """Texts to embed."""
 
     inputs: Annotated[
-        str | Many[str] | Many[int] | Many[Many[int]],
+        str | Many[str] | Many[Integer] | Many[Many[Integer]],
         Field(
             description="A text, a list of texts, or their token ids without special tokens.",
             examples=[["a text", "another"]],
@@ -69,7 +82,7 @@ class EmbedRequest(RequestBody):
     truncate: Truncate = None
     truncation_direction: Direction = "right"
     prompt_name: Annotated[None, Field(description="Not supported; must be null.")] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Truncate vectors to this many dimensions.")] = None
+    dimensions: Annotated[Count | None, Field(description="Truncate vectors to this many dimensions.")] = None
     encoding_format: Literal["float"] = "float"
     model: ModelName = None
 
@@ -106,9 +119,14 @@ class RerankRequest(RequestBody):
 class FillParameters(RequestBody):
     """Parameters that Hugging Face's clients send in a nested object."""
 
-    top_k: Annotated[int | None, Field(ge=1, le=100, description="Number of tokens per mask.")] = None
+    top_k: Annotated[
+        Annotated[int, Field(ge=1, le=100), _Whole] | None, Field(description="Number of tokens per mask.")
+    ] = None
     targets: Annotated[
-        Many[str] | None, Field(max_length=1000, description="Tokens to choose from instead of the whole vocabulary.")
+        Many[str] | None,
+        Field(
+            min_length=1, max_length=MAX_TARGETS, description="Tokens to choose from instead of the whole vocabulary."
+        ),
     ] = None
 
 
@@ -132,7 +150,7 @@ class TokenizeRequest(RequestBody):
 class DecodeRequest(RequestBody):
     """Token ids to decode."""
 
-    ids: Annotated[Many[int] | Many[Many[int]], Field(examples=[[5, 6, 7]])]
+    ids: Annotated[Many[Integer] | Many[Many[Integer]], Field(examples=[[5, 6, 7]])]
     model: ModelName = None
 
 
@@ -142,7 +160,7 @@ class OpenAIRequest(RequestBody):
     input: Annotated[str | Many[str], Field(description="A text or a list of texts.", examples=[["a text", "another"]])]
     model: ModelName = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int | None, Field(ge=1, description="Truncate vectors to this many dimensions.")] = None
+    dimensions: Annotated[Count | None, Field(description="Truncate vectors to this many dimensions.")] = None
     user: Annotated[str | None, Field(description="Ignored.")] = None
 
     @field_validator("input", mode="before")
@@ -180,7 +198,7 @@ class HubRequest(RequestBody):
     truncate: Truncate = None
     truncation_direction: Direction = "right"
     prompt_name: Annotated[None, Field(description="Not supported; must be null.")] = None
-    dimensions: Annotated[int | None, Field(ge=1)] = None
+    dimensions: Count | None = None
     encoding_format: Literal["float"] = "float"
 
 
@@ -202,7 +220,9 @@ class ExploreRequest(RequestBody):
     depth: Annotated[float, Field(gt=0, le=1, description="Share of layers.")] = 1.0
     maps: Annotated[bool, Field(description="Return the attention maps of one sequence.")] = False
     sequence: Annotated[
-        int, Field(ge=0, le=1000, description="Index of the sequence for the maps, if the input is split into several.")
+        int,
+        Field(ge=0, le=1000, description="Index of the sequence for the maps, if the input is split into several."),
+        _Whole,
     ] = 0
     model: ModelName = None
 

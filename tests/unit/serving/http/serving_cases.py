@@ -4,10 +4,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from task_cases import TASK_CASES
+from task_cases import TASK_CASES, TaskCase
 
 import bertsmith
 from bertsmith.data.examples import ExampleConfig
@@ -31,6 +32,9 @@ from bertsmith.text.tokenizer import Tokenizer
 
 TEXTS = ["the smith forges an iron gate", "no", "a broken clock, by the river", "seven old lanterns near the harbour"]
 LENGTH = 48
+_PAIRS = TASK_CASES["classification of pairs"]
+RELEVANCE = replace(_PAIRS, rows=[{**row, "label": index % 2} for index, row in enumerate(_PAIRS.rows)])
+"""Pairs with two labels, for reranking."""
 
 
 class _TaskSettings(Record):
@@ -48,9 +52,9 @@ def write_encoder(folder: Path, *, length: int = LENGTH, seed: int = 0) -> Path:
     return folder
 
 
-def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False) -> Path:
+def write_task(folder: Path, case: str | TaskCase, *, seed: int = 0, elastic: bool = False) -> Path:
     """Write a model with the head of a task."""
-    sample = TASK_CASES[case]
+    sample = TASK_CASES[case] if isinstance(case, str) else case
     table = table_of(sample.rows, "rows")
     plain = recognise(table, None if sample.is_recognised else sample.kind, [], sample.task)
     task = _TaskSettings.parse({"task": plain}).task.resolve(table)

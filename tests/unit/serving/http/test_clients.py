@@ -19,6 +19,7 @@ from bertsmith.serving.settings import Limits, ServeSettings
 def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
 
 
 def _unit(folder: Path, texts: list[str]) -> np.ndarray:

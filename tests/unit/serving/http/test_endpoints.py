@@ -1,5 +1,6 @@
 """Endpoints return the outputs of the models, in the shapes that clients expect."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving_cases import LENGTH, TEXTS, schedulers, serving
+from serving_cases import LENGTH, RELEVANCE, TEXTS, schedulers, serving, write_task
 from task_cases import TASK_CASES
 
 import bertsmith
 from bertsmith.runs.exchange import export_model
+from bertsmith.serving.settings import Limits, ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,43 @@ def test_rerank_sorts_texts_by_cosine(client: httpx.Client, folders: dict[str, P
     rejected = client.post("/rerank", json={"query": query, "texts": texts, "model": "pairs"})
     assert rejected.status_code == 422  # it has three labels
     assert "cannot rerank" in rejected.json()["error"]
+
+
+def test_rerank_reads_the_query_with_each_text(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "relevance", RELEVANCE)
+    query, texts = TEXTS[0], [TEXTS[3], TEXTS[0], TEXTS[2]]
+    scores = [detail["scores"]["1"] for detail in _details(folder, [[query, text] for text in texts])]
+    best = int(np.argmax(scores))
+    with (
+        schedulers({"relevance": folder}) as models,
+        serving(models, ServeSettings(limits=Limits(body_bytes=20_000))) as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        ranked = _post(client, "/rerank", query=query, texts=texts, return_text=True)
+        assert {one["index"]: pytest.approx(one["score"], abs=1e-5) for one in ranked} == dict(enumerate(scores))
+        assert (ranked[0]["index"], ranked[0]["text"]) == (best, texts[best])
+        raw = _post(client, "/rerank", query=query, texts=texts, raw_scores=True)
+        assert raw[0]["score"] == pytest.approx(np.log(scores[best] / (1 - scores[best])), abs=1e-3)
+        refused = client.post("/rerank", json={"query": "a" * 10_000, "texts": ["a"] * 3, "truncate": True})
+        assert refused.status_code == 413
+        assert "3 times the query has 30000 characters; at most 20000" in refused.json()["error"]
+
+
+def test_choices_with_a_common_start_are_limited(tmp_path: Path) -> None:
+    choice = TASK_CASES["choice"]
+    starts = replace(choice, task={"question": None, "start": "question"})
+    folder = write_task(tmp_path / "choice", starts)
+    row = {"context": TEXTS[0], "question": "no", "choices": ["a gate", "a clock"]}
+    with (
+        schedulers({"choice": folder}) as models,
+        serving(models, ServeSettings(limits=Limits(tokens=1000))) as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        assert _post(client, "/predict", inputs=row)["index"] == _details(folder, [row])[0]["answer"]
+        long = {**row, "question": "no " * 1000, "choices": ["a"] * 5000}
+        refused = client.post("/predict", json={"inputs": long})
+        assert refused.status_code == 413
+        assert "at most 8000 are accepted" in refused.json()["error"]
 
 
 def test_fill_mask_equals_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:

@@ -77,6 +77,8 @@ def _check_rejected(response: httpx.Response, status: int, *words: str) -> None:
         (b'{"inputs": ["a", 1]}', 422, "inputs"),
         (b'{"inputs": [], "model": "encoder"}', 422, "empty"),
         (b'{"inputs": [[]]}', 200, ""),
+        (b'{"inputs": [5.0, 6]}', 200, ""),
+        (b'{"inputs": [true]}', 422, "inputs"),
         (b'{"inputs": "a", "model": "../../etc/passwd"}', 404, "encoder"),
         (b'{"inputs": "a", "model": "\\u0000"}', 404, "encoder"),
         (b'{"inputs": "a", "dimensions": 0}', 422, "dimensions"),
@@ -118,6 +120,12 @@ def test_deadline_includes_tokenisation(folder: Path, monkeypatch: pytest.Monkey
 
     settings = ServeSettings(times=Times(answer=0.5))
     with schedulers({"encoder": folder}) as models, serving(models, settings) as address:
+        # a body that is not parsed in time, because other requests occupy the threads
+        with monkeypatch.context() as patch:
+            patch.setattr("bertsmith.serving.http.service._parse", lambda body: time.sleep(1.5))
+            _check_rejected(
+                httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}), 503, "not processed in time"
+            )
         monkeypatch.setattr(Tokenizer, "_encode", slow)
         started_at = time.monotonic()
         late = httpx.post(f"{address}/embed", json={"inputs": ["no " * 1200]}, timeout=20)
@@ -172,7 +180,8 @@ def test_limits_on_texts_and_tokens(client: httpx.Client) -> None:
     _check_rejected(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
     _check_rejected(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
     _check_rejected(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
-    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "301 tokens", "at most 300")
+    _check_rejected(client.post("/tokenize", json={"inputs": "no " * 400}), 413, "301 tokens", "at most 300")
+    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "300000 characters", "at most 2400")
     _check_rejected(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
     _check_rejected(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
     assert client.post("/rerank", json={"query": "a", "texts": ["b"] * 8}).status_code == 200
@@ -188,7 +197,7 @@ def test_scheduler_errors_become_statuses(served: ServedModel) -> None:
             return client.post("/embed", json={"inputs": "a"})
 
         busy = raised(QueueFull(2.3))
-        _check_rejected(busy, 429, "the queue is full")
+        _check_rejected(busy, 429, "the queue is full; try again in 3 s")
         assert busy.headers["Retry-After"] == "3"
         late = raised(DeadlineExceeded("the model did not answer within 5 s"))
         _check_rejected(late, 503, "5 s")

@@ -4,11 +4,12 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kills import SIGNALS, KillFigures, Work, commands, kill_command, prepare
+from kills import KillFigures, Work, commands, kill_command, prepare
 from mutations import MutationFigures, mutate_reader, readers
 from writes import WriteFigures, fill_disk, remove_folder
 
@@ -29,10 +30,10 @@ def run_kills(count: int, seed: int, only: list[str] | None = None) -> KillFigur
             start, before = time.monotonic(), figures.kills.total()
             kill_command(name, make, work, -(-count // len(table)), figures, seed)
             print(f"  {name}: {figures.kills.total() - before} kills, {time.monotonic() - start:.0f} s", flush=True)
-    signals = {
-        number.name: sum(n for key, n in figures.kills.items() if key.endswith(number.name)) for number in SIGNALS
-    }
-    print(f"{figures.kills.total()} kills {signals} in {figures.runs} continued runs, {len(figures.faults)} faults")
+    kinds = Counter[str]()
+    for key, number in figures.kills.items():
+        kinds[key.rpartition("|")[2]] += number
+    print(f"{figures.kills.total()} kills {dict(kinds)}, {figures.runs} continued runs, {len(figures.faults)} faults")
     return figures
 
 

@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from events import limit_files
 from forked import Outcome, run_command, run_forked
 from kills import Work, digest
 
@@ -35,7 +37,7 @@ def fill_disk(name: str, arguments: Callable[[Path], list[str]], work: Work, fig
     for limit in LIMITS:
         out = home / str(limit) / "out"
         out.parent.mkdir()
-        outcome = run_command(arguments(out), file_bytes=limit)
+        outcome = run_command(arguments(out), setup=partial(limit_files, limit))
         figures.trials += 1
         figures.failed += outcome.code != 0
         _check_sentence(f"{name}, {limit} bytes per file", outcome, figures)

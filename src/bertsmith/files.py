@@ -225,10 +225,15 @@ class NewFolder:
         shutil.rmtree(self.old, ignore_errors=True)
 
 
+def is_leftover(path: Path) -> bool:
+    """Whether a killed process left this file or folder half-written."""
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove half-written files and folders of a killed process anywhere in a folder that this process has locked."""
     for path in list(folder.rglob(".*")):
-        if _LEFTOVER.fullmatch(path.name):
+        if is_leftover(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from helpers_training import RECIPE
+from killing import Killed, kill_at
 
 from bertsmith.cli import main
+from bertsmith.data import build_corpus as build_corpus_module
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.data.shards import JOURNAL, MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
@@ -255,6 +257,18 @@ def test_damaged_journal_lines_and_shards_are_built_again(corpus_folder, texts, 
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     build_corpus(files, tokenizer, out, **settings)
     assert content(out) == content(corpus_folder)
+
+
+def test_corpus_killed_after_its_manifest_is_finished_by_the_same_call(corpus_folder, texts, tmp_path, monkeypatch):
+    arguments = [texts / "stories.txt"], Tokenizer.load(corpus_folder), tmp_path / "out"
+    settings = {"held_out": 0.1, "workers": 1, "shard_megabytes": 0.01}
+    with monkeypatch.context() as patch:
+        kill_at(patch, build_corpus_module, "_remove_leftovers", after=1, before_it=True)
+        with pytest.raises(Killed):
+            build_corpus(*arguments, **settings)
+    assert (tmp_path / "out" / JOURNAL).exists()
+    build_corpus(*arguments, **settings)
+    assert content(tmp_path / "out") == content(corpus_folder)
 
 
 def test_command_killed_before_its_journal_can_be_repeated(tmp_path):

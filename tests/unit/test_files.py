@@ -25,7 +25,7 @@ from bertsmith.files import (
     write_seal,
     write_text,
 )
-from bertsmith.runs.output import check_out, claim, write_result
+from bertsmith.runs.output import check_out, claim, unlock, write_result
 
 HOLD = """
 import sys
@@ -129,6 +129,19 @@ def test_leftovers_are_removed_at_every_depth(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").touch()
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".hidden", "log.jsonl", "stage"]
+
+
+def test_folder_with_only_half_written_files_of_a_run_is_empty(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    claim(out, force=False)
+    unlock(out)
+    (out / ".journal.jsonl.4711").touch()
+    claim(out, force=False)
+    assert [path.name for path in out.iterdir()] == [".bertsmith"]
+    unlock(out)
+    (tmp_path / ".mine.4711").touch()  # in a folder that no run created
+    with pytest.raises(InputError, match="is not empty"):
+        check_out(tmp_path, force=False)
 
 
 def test_output_folder_in_use_is_refused_until_its_process_ends(tmp_path: Path) -> None:

@@ -234,6 +234,8 @@ def tree_answers(
     """Return the best tree of each sentence; outputs as `span_tables` returns them, one item per example."""
     answers: list[TreeAnswer] = []
     for example, table in zip(examples, outputs, strict=True):
+        if (highest := int(table[1].max(initial=0))) > len(labels):
+            check_labels(highest, labels)
         found, score = parse_table(table, labels)
         answers.append({**tree_answer(example, build_tree(found, example.leaves)), "tree_score": score})
     return answers

@@ -26,6 +26,7 @@ from helpers_training import RECIPE as PRETRAIN_RECIPE
 
 import bertsmith
 from bertsmith.cli import main
+from bertsmith.files import SEAL
 from bertsmith.runs.compare import PLAN
 from bertsmith.runs.predict import REQUEST
 
@@ -123,6 +124,7 @@ def commands(work: Work) -> dict[str, Arguments]:
     tuning = ["--recipe", str(work.tuning), *data, "--set", "run.epochs=2", *common]
     training = [str(work.recipe), "--data", str(work.corpus), *common]
     training += [word for change in SHORT for word in ("--set", change)]
+    other = str(work.home / "other.toml")
     dev, hf, budget = str(work.data / "dev.jsonl"), str(work.home / "hf"), ["--budget", "2k tokens"]
     return {
         "tokenizer": repeated("tokenizer", texts, "--vocabulary", "160"),
@@ -131,7 +133,7 @@ def commands(work: Work) -> dict[str, Arguments]:
         "pairs": repeated("pairs", texts),
         "pretrain": resumed("pretrain", *training),
         "pretrain with a loader process": resumed("pretrain", *training, "--set", "run.workers=1"),
-        "compare": resumed("compare", str(work.home / "other.toml"), *training, *budget, record=PLAN, is_complete=False),
+        "compare": resumed("compare", other, *training, *budget, record=PLAN, is_complete=False),
         "finetune": resumed("finetune", *tuning),
         "finetune --seeds": resumed("finetune", *tuning, "--seeds", "2"),
         "shrink": resumed("shrink", model, *data, *settings),
@@ -153,7 +155,9 @@ def digest(out: Path) -> dict[str, str]:
     hashes = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
-        if not path.is_file() or path.name == "seal.json":
+        # a run keeps the checkpoints of the moments at which it was stopped
+        is_checkpoint = path.parent.parent.name == "checkpoints" and (path.parent / SEAL).exists()
+        if not path.is_file() or path.name == SEAL or is_checkpoint:
             continue
         content = path.read_bytes() if path.suffix in CONTENT and not path.name.startswith(".") else b""
         if path.suffix in (".json", ".jsonl") and content:
@@ -265,11 +269,11 @@ class Trial:
 
     def _finish(self, out: Path, moment: str = "") -> None:
         """Continue the command without kills and compare; remove the folder if the result is right."""
-        # a finished run has nothing to resume; other commands are repeated, which removes left-overs of the last kill
+        # a finished run has nothing to resume, but also then left-overs of the last kill are removed
         is_over = "--resume" in self.arguments(out) and _is_finished(out)
-        outcome = None if is_over else self._run(out)
+        outcome = self._run(out)
         self.figures.runs += 1
-        if outcome is not None and outcome.code != 0:
+        if outcome.code != 0 and not (is_over and "there is nothing to resume" in outcome.output):
             self._add_fault(f"not continued after a kill{moment}: {outcome.output[-400:]}")
             return
         found = digest(out)

@@ -12,7 +12,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding
+from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding, check_labels
 from bertsmith.answers.tagging import read_sentence, word_tokens
 from bertsmith.answers.trees import (
     NO_TAG,

@@ -99,7 +99,7 @@ def check_size(config: ModelConfig, tensors: dict[str, Tensor], folder: Path) ->
         with torch.device("meta"):
             model = assemble(config)
             needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
         raise InputError(
             f"{str(folder / 'config.json')!r} describes a network that cannot exist: {first_line(error)}"
         ) from None

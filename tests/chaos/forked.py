@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -51,12 +51,19 @@ class Kill(NamedTuple):
     after: float
 
 
-def import_late(modules: Iterable[str]) -> None:
-    """Import modules that a child needed besides, such as torch._dynamo, so that the next children have them."""
-    for module in modules:
+def run_first(arguments: list[str]) -> Outcome:
+    """Run `bertsmith ARGUMENTS` in a child, then import here what it imported late, so that later children have it."""
+
+    def call() -> str:
+        main(arguments)
+        return " ".join(sys.modules)
+
+    outcome = run_forked(call)
+    for module in outcome.value.split():
         if module not in sys.modules:
             with suppress(Exception):  # parts of a module that were put there by hand
                 import_module(module)
+    return outcome
 
 
 def run_command(arguments: list[str], **limits: object) -> Outcome:

@@ -8,7 +8,6 @@ import json
 import random
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from events import FileEvents, kill_at_size
-from forked import TRACEBACK, Kill, Outcome, import_late, run_command, run_forked
+from forked import TRACEBACK, Kill, Outcome, run_command, run_first, run_forked
 from helpers_finetuning import RECIPE as FINETUNE_RECIPE
 from helpers_shrinking import SMALL, write_folders
 from helpers_training import RECIPE as PRETRAIN_RECIPE
@@ -174,10 +173,6 @@ def _stable(value: object) -> object:
     return [_stable(item) for item in value] if isinstance(value, list) else value
 
 
-def _report(events: FileEvents) -> str:
-    return json.dumps([events.seen, list(sys.modules)])
-
-
 class Trial:
     """Kills of one command, each followed by its continuation and a comparison with an undisturbed run."""
 
@@ -188,18 +183,15 @@ class Trial:
 
     def run_undisturbed(self) -> bool:
         """Run the command to get the expected result, its duration and its file events; return False if it fails."""
-        # twice: after the first run its imports are there, and the duration of the second one spreads the kills
-        for _ in range(2):
-            out, events = self.folder(), FileEvents(self.home)
-            start = time.monotonic()
-            outcome = self._run(out, setup=events.install, value=lambda events=events: _report(events))
-            self.duration = time.monotonic() - start
-            if outcome.code != 0:
-                self._add_fault(f"does not run: {outcome.output[-300:]}")
-                return False
-            self.events, modules = json.loads(outcome.value)
-            import_late(modules)
-        self.expected = digest(out)
+        first = run_first(self.arguments(self.folder()))  # the duration of the second one, without imports, counts
+        out, events = self.folder(), FileEvents(self.home)
+        start = time.monotonic()
+        outcome = self._run(out, setup=events.install, value=lambda: json.dumps(events.seen))
+        self.duration = time.monotonic() - start
+        if first.code or outcome.code:
+            self._add_fault(f"does not run: {(first if first.code else outcome).output[-300:]}")
+            return False
+        self.expected, self.events = digest(out), json.loads(outcome.value)
         return True
 
     def folder(self) -> Path:

@@ -77,13 +77,10 @@ class WriteTrial:
                 out.chmod(0o555)
             else:
                 out.parent.chmod(0o555)
-            arguments = [
-                *self.arguments(out),
-                *(["--force"] if self.name.startswith("corpus") and out.exists() else []),
-            ]
-            outcome = run_command(list(dict.fromkeys(arguments)), setup=_become_nobody)
-            for path in (out.parent, out):
-                path.chmod(0o755) if path.exists() else None
+            outcome = run_command(self.arguments(out), setup=_become_nobody)
+            out.parent.chmod(0o755)
+            if out.exists():
+                out.chmod(0o755)
             if outcome.code == 0:
                 self.figures.faults.append(f"{self.name}, {case}: wrote")
             self._check(case, outcome, out, repeats=False)
@@ -93,8 +90,8 @@ class WriteTrial:
         out = self.folder("lost")
         out.parent.chmod(0o777)
         outcome = self._run_beside(out, partial(_forbid, out), setup=_become_nobody)
-        for path in (out, *out.rglob("*")):
-            path.chmod(0o755) if path.is_dir() else None
+        for folder in (path for path in (out, *out.rglob("*")) if path.is_dir()):
+            folder.chmod(0o755)
         self._check("permission lost", outcome, out)
 
     def jump_clock(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from helpers_finetuning import RECIPE as FINETUNE_RECIPE
 from helpers_training import RECIPE as PRETRAIN_RECIPE
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bertsmith.errors import InputError
@@ -24,7 +24,12 @@ from bertsmith.toml import override, read_toml, to_toml
 from bertsmith.training.finetuning import FinetuneSettings
 from bertsmith.training.pretraining import PretrainSettings
 
-QUICK: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None}
+QUICK: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "phases": [Phase.explicit, Phase.generate],  # shrinking takes minutes
+}
 SCALARS = (  # without None, which TOML does not have
     st.booleans()
     | st.integers(-(1 << 65), 1 << 65)

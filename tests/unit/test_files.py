@@ -18,6 +18,7 @@ from bertsmith.files import (
     NewFolder,
     read_json,
     read_text,
+    remove_folder,
     remove_leftovers,
     seal_defects,
     verification,
@@ -129,6 +130,17 @@ def test_leftovers_are_removed_at_every_depth(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").touch()
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".hidden", "log.jsonl", "stage"]
+
+
+def test_folder_is_whole_or_a_leftover_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5" / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_: None)  # killed here
+        remove_folder(tmp_path / "step-5")
+    assert not (tmp_path / "step-5").exists()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_with_only_half_written_files_of_a_run_is_empty(tmp_path: Path) -> None:

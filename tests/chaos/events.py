@@ -18,7 +18,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 class FileEvents:
     """The changes of files under a folder by this process: opened to write, synced, renamed, made and removed.
 
-    Libraries that write without Python, such as safetensors, are not seen; what they wrote is synced or renamed later.
+    Libraries that write without Python, such as safetensors, are not seen; their files are synced or renamed later.
     """
 
     def __init__(self, home: Path, stop: int | None = None) -> None:

@@ -52,7 +52,7 @@ class Kill(NamedTuple):
 
 
 def run_first(arguments: list[str]) -> Outcome:
-    """Run `bertsmith ARGUMENTS` in a child, then import here what it imported late, so that later children have it."""
+    """Run `bertsmith ARGUMENTS` in a child, then import its late imports here, so that later children have them."""
 
     def call() -> str:
         main(arguments)
@@ -113,7 +113,7 @@ def run_forked(
 
 
 class _Pipe:
-    """What a child writes; not a file, whose size may be limited and whose folder may be closed to the child."""
+    """Output of a child; not a file, because its size may be limited and its folder closed to the child."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()

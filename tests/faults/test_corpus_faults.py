@@ -290,6 +290,18 @@ time.sleep(60)
 """
 
 
+FORK_SERVER = """
+import multiprocessing, time
+from pathlib import Path
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["bertsmith.data.fork_server"])
+process = context.Process(target=time.sleep, args=(60,), daemon=True)
+process.start()
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
 def is_running(process: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
@@ -297,9 +309,10 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_worker_ends_with_its_parent():
+@pytest.mark.parametrize("script", [PARENT, FORK_SERVER])
+def test_worker_ends_with_its_parent(script):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environment) as parent:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
         worker = int(parent.stdout.readline())
         parent.kill()
     end = time.monotonic() + 10

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import bertsmith
+from bertsmith.checkpoint.files import write_tensors
 from bertsmith.errors import InputError
 from bertsmith.files import (
     SEAL,
@@ -85,6 +88,18 @@ def test_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.
             write_text(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.toml"]
+
+
+def test_full_disk_while_weights_are_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """The exception of safetensors would be a traceback."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_tensors(tmp_path / "model.safetensors", {"weight": torch.zeros(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "model.safetensors")
 
 
 def test_new_folder_replaces_the_old_one_only_when_complete(tmp_path: Path) -> None:

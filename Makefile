@@ -38,7 +38,7 @@ test-wheel: $(VENV)/.installed
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "" --numprocesses 12 --dist worksteal tests/kernels tests/contracts/test_padding.py tests/unit/training/test_adamw.py tests/unit/layers/test_replay.py
 
-# kills, mutated files, failing writes, hostile clients and generated requests: less than an hour on two idle cores; the
+# kills, mutated files, failing writes, hostile clients and generated requests: an hour or two on two idle cores; the
 # figures are in docs/results/reliability.md
 chaos: $(VENV)/.installed
 	$(BIN)/python tests/chaos/chaos.py --kills 300 --mutations 5000

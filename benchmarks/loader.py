@@ -85,7 +85,7 @@ def _measure(
 
 def _measure_cut(corpus: TokenCorpus, tokenizer: Tokenizer, cut: str, options: argparse.Namespace) -> None:
     plan, reader = _source(corpus, tokenizer, cut, "packed", options)
-    plans = list(takewhile(lambda item: item.cursor.window == 0, plan.from_cursor(Cursor())))
+    plans = list(takewhile(lambda item: (item.cursor.epoch, item.cursor.window) == (0, 0), plan.from_cursor(Cursor())))
     tokens = sum(reader[item].batch.real_tokens for item in plans)
     planning = _seconds(lambda: list(islice(plan.from_cursor(Cursor()), len(plans))))
     reading = _seconds(lambda: [reader[item] for item in plans])

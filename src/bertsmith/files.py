@@ -111,10 +111,14 @@ def write_seal(folder: Path, names: Iterable[str] | None = None) -> None:
 
     result.json is written last, because it marks a run as finished.
     """
-    if names is None:
-        visible = (path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-        names = [name for name in visible if name not in (SEAL, "result.json")]
+    names = sealed_files(folder) if names is None else names
     write_json(folder / SEAL, {name: hash_file(folder / name) for name in sorted(names)})
+
+
+def sealed_files(folder: Path) -> set[str]:
+    """Return the names of the files that a seal covers by default."""
+    visible = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+    return visible - {SEAL, "result.json"}
 
 
 def read_seal(folder: Path) -> dict[str, str]:
@@ -225,11 +229,22 @@ class NewFolder:
         shutil.rmtree(self.old, ignore_errors=True)
 
 
+def is_leftover(path: Path) -> bool:
+    """Whether a killed process left this file or folder half-written."""
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove half-written files and folders of a killed process anywhere in a folder that this process has locked."""
     for path in list(folder.rglob(".*")):
-        if _LEFTOVER.fullmatch(path.name):
+        if is_leftover(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; if the process is killed, it is still whole or it is a left-over."""
+    old = folder.rename(folder.with_name(f".{folder.name}.old"))
+    shutil.rmtree(old)
 
 
 def clear(folder: Path, keep: Iterable[str] = ()) -> None:

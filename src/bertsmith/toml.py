@@ -65,7 +65,7 @@ def _toml_lines(data: Mapping[str, Any], path: tuple[str, ...], notes: Mapping[s
 
 
 def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:

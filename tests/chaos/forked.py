@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -36,7 +35,7 @@ class Outcome(NamedTuple):
     output: str
     """Everything that it printed."""
     value: str
-    """The function's result, and empty for a command."""
+    """The function's result; empty for a command and for a child that was killed."""
     peak_mb: float
     was_killed: bool
     """Whether the child was still running when it got its signal."""
@@ -50,6 +49,21 @@ class Kill(NamedTuple):
 
     number: int
     after: float
+
+
+def run_first(arguments: list[str]) -> Outcome:
+    """Run `bertsmith ARGUMENTS` in a child, then import its late imports here, so that later children have them."""
+
+    def call() -> str:
+        main(arguments)
+        return " ".join(sys.modules)
+
+    outcome = run_forked(call)
+    for module in outcome.value.split():
+        if module not in sys.modules:
+            with suppress(Exception):  # parts of a module that were put there by hand
+                import_module(module)
+    return outcome
 
 
 def run_command(arguments: list[str], **limits: object) -> Outcome:
@@ -67,56 +81,76 @@ def run_forked(
     *,
     seconds: float = 300,
     memory_mb: int | None = None,
-    file_bytes: int | None = None,
     kill: Kill | None = None,
+    setup: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Call a function in a child with at most this much time, additional memory and bytes per file."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child is ready
-        reading, writing = os.pipe()  # not a file, whose size would be limited
-        child = os.fork()
-        if child == 0:
-            _run_child(function, home, writing, memory_mb, file_bytes)
-        os.close(writing)
-        os.set_blocking(reading, False)
-        output = b""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        start, killed, hung = time.monotonic(), False, False
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            with suppress(BlockingIOError):
-                while chunk := os.read(reading, 1 << 16):
-                    output += chunk
-            if ended:
-                break
-            passed = time.monotonic() - start
-            if kill is not None and not killed and passed >= kill.after:
-                os.kill(child, kill.number)
-                killed = True
-            if passed > seconds:
-                hung = True
-                os.kill(child, signal.SIGKILL)
-            time.sleep(POLL_SECONDS)
-        code = os.waitstatus_to_exitcode(status)
-        os.close(reading)
-        value = (home / "value").read_text() if (home / "value").exists() else ""
-        peak = float((home / "peak").read_text() or 0) if (home / "peak").exists() else 0.0
-        return Outcome(code, output.decode(errors="replace"), value, peak, killed, hung, _orphans(child))
+    """Call a function in a child with at most this much time and additional memory.
+
+    The child calls `setup` first, which may limit it further.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child is ready
+    output, report = _Pipe(), _Pipe()
+    child = os.fork()
+    if child == 0:
+        _run_child(function, output.writing, report.writing, memory_mb, setup)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    start, killed, hung, ended = time.monotonic(), False, False, 0
+    while not ended:
+        time.sleep(POLL_SECONDS)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        output.drain()
+        report.drain()
+        passed = time.monotonic() - start
+        if kill is not None and not killed and not ended and passed >= kill.after:
+            os.kill(child, kill.number)
+            killed = True
+        if passed > seconds and not ended:
+            hung = True
+            os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(status)
+    peak, _, value = report.close().partition(" ")
+    return Outcome(code, output.close(), value, float(peak or 0), killed, hung, _orphans(child))
+
+
+class _Pipe:
+    """Output of a child; not a file, because its size may be limited and its folder closed to the child."""
+
+    def __init__(self) -> None:
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._content = b""
+
+    def drain(self) -> None:
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._reading, 1 << 16):
+                self._content += chunk
+
+    def close(self) -> str:
+        self.drain()
+        os.close(self._reading)
+        os.close(self.writing)
+        return self._content.decode(errors="replace")
 
 
 def _run_child(
-    function: Callable[[], str], home: Path, writing: int, memory_mb: int | None, file_bytes: int | None
+    function: Callable[[], str], output: int, report: int, memory_mb: int | None, setup: Callable[[], None] | None
 ) -> None:
     """Call the function and exit; nothing of the parent's code may run after it."""
     code = TRACEBACK
     try:
         os.setsid()
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        code = _call(function, home, memory_mb, file_bytes)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if memory_mb is not None:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (memory_mb << 20),) * 2)
+        if setup is not None:
+            setup()
+        code, value = _call(function)
+        os.write(report, f"{peak_memory_mb()} {value}".encode())
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -124,32 +158,16 @@ def _run_child(
         os._exit(code)
 
 
-def _call(function: Callable[[], str], home: Path, memory_mb: int | None, file_bytes: int | None) -> int:
-    """Call the function within its limits and return the exit code."""
-    _limit(memory_mb, file_bytes)
+def _call(function: Callable[[], str]) -> tuple[int, str]:
+    """Return the exit code and the function's value."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    code, value = 0, ""
     try:
-        value = function()
+        return 0, function()
     except InputError as error:
         print(f"bertsmith: {error}", file=sys.stderr)
-        code = 2
+        return 2, ""
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    if file_bytes is None:
-        (home / "value").write_text(value)
-        (home / "peak").write_text(str(peak_memory_mb()))
-    return code
-
-
-def _limit(memory_mb: int | None, file_bytes: int | None) -> None:
-    if memory_mb is not None:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        limit = used + (memory_mb << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if file_bytes is not None:  # a write beyond it fails, as on a full disk
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+        return error.code if isinstance(error.code, int) else 1, ""
 
 
 def _orphans(session: int, patience: float = 3.0) -> int:

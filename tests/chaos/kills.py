@@ -1,4 +1,7 @@
-"""Kill every producing command at random moments, continue it, and compare the result with an undisturbed run."""
+"""Kill every producing command at random moments, before file events and in the middle of writes.
+
+Then continue it, and compare the result with an undisturbed run.
+"""
 
 import hashlib
 import json
@@ -9,20 +12,37 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from forked import TRACEBACK, Kill, Outcome, run_command, run_forked
+from events import FileEvents, kill_at_size
+from forked import TRACEBACK, Kill, Outcome, run_command, run_first, run_forked
 from helpers_finetuning import RECIPE as FINETUNE_RECIPE
 from helpers_shrinking import SMALL, write_folders
 from helpers_training import RECIPE as PRETRAIN_RECIPE
 
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.files import SEAL
+from bertsmith.runs.compare import PLAN
+from bertsmith.runs.predict import REQUEST
+
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STOPS_IN_A_ROW = 3
-SLOW = {"pretrain with a loader process": 4}
-"""Most kills of commands that start slowly: a loader process imports PyTorch."""
+SHORT = ("run.steps=8", "run.checkpoint_every=2", "run.evaluate_every=4")
+SLOW = {"pretrain with a loader process": 4, "export --to onnx": 6}
+"""Most kills of slow commands: a loader process imports PyTorch, an export traces the network."""
 VOLATILE = {"seconds", "tokens_per_second", "megabytes_per_second", "peak_memory_mb", "data_wait", "utilisation"}
 VOLATILE |= {"latency_ms", "at"}
+MOST_EVENTS, MOST_KINDS = 60, 30
+"""File events up to which a command is killed before each. Of more, it is killed before the first of this many kinds:
+training writes many files alike."""
+SIZES = (1, 400, 6000, 60_000)
+"""Bytes of a file after which a write kills the process."""
+Arguments = Callable[[Path], list[str]]
+"""Arguments of a command for an output folder that may hold an unfinished run."""
 CONTENT = (".safetensors", ".shard", ".json", ".jsonl", ".txt", ".toml")
 """Endings of compared files; pages and cards contain times."""
 
@@ -58,11 +78,13 @@ def prepare(home: Path) -> Work:
     stories = [" ".join(islice(sentences, 6)) for _ in range(150)]
     texts.write_text("\n\n".join(stories))
     recipe, tuning = home / "pretrain.toml", home / "finetune.toml"
-    recipe.write_text(PRETRAIN_RECIPE)
+    for path in (recipe, home / "other.toml"):
+        path.write_text(PRETRAIN_RECIPE)
     tuning.write_text(FINETUNE_RECIPE)
 
     def model() -> str:
-        write_folders(home / "tuned")
+        folder, _ = write_folders(home / "tuned")
+        bertsmith.export(bertsmith.load(folder), home / "hf", to="hf")
         return ""
 
     arguments = ["tokenizer", str(texts), "--out", str(home / "tokenizer"), "--vocabulary", "160"]
@@ -72,44 +94,58 @@ def prepare(home: Path) -> Work:
     return Work(home, texts, home / "corpus", recipe, home / "tuned" / "model", home / "tuned" / "data", tuning)
 
 
-def commands(work: Work) -> dict[str, Callable[[Path], list[str]]]:
+def commands(work: Work) -> dict[str, Arguments]:
     """Return the arguments of every producing command for an output folder that may hold an unfinished run."""
     common = ["--device", "cpu"]
-    settings = [word for change in SMALL for word in ("--set", change)]
+    settings = [*common, *(word for change in SMALL for word in ("--set", change))]
     data, model, texts = ["--data", str(work.data)], str(work.model), str(work.texts)
 
-    def repeated(*arguments: str) -> Callable[[Path], list[str]]:
+    def repeated(*arguments: str) -> Arguments:
         return lambda out: [*arguments, "--out", str(out), *(["--force"] if out.exists() else [])]
 
-    def resumed(first: list[str], command: str, *more: str) -> Callable[[Path], list[str]]:
+    def resumed(command: str, *first: str, record: str = "recipe.toml", is_complete: bool = True) -> Arguments:
+        """Resume if the file `record` exists; `is_complete` if it has all settings, else they are repeated."""
+
         def arguments(out: Path) -> list[str]:
-            if (out / "recipe.toml").exists():
-                return [command, "--out", str(out), "--resume", *more]
-            return [command, *first, "--out", str(out), *more, *(["--force"] if out.exists() else [])]
+            if (out / record).exists():
+                return [command, *(() if is_complete else first), "--out", str(out), "--resume"]
+            return [command, *first, "--out", str(out), *(["--force"] if out.exists() else [])]
 
         return arguments
 
-    tuning = ["--recipe", str(work.tuning), *data]
+    def corpus(workers: int) -> Arguments:
+        arguments = ["corpus", texts, "--tokenizer", str(work.corpus), "--workers", str(workers)]
+        return lambda out: [
+            *(*arguments, "--out", str(out)),
+            *(["--force"] if (out / "result.json").exists() else []),
+        ]
+
+    tuning = ["--recipe", str(work.tuning), *data, "--set", "run.epochs=2", *common]
+    training = [str(work.recipe), "--data", str(work.corpus), *common]
+    training += [word for change in SHORT for word in ("--set", change)]
+    other = str(work.home / "other.toml")
+    dev, hf, budget = str(work.data / "dev.jsonl"), str(work.home / "hf"), ["--budget", "2k tokens"]
     return {
         "tokenizer": repeated("tokenizer", texts, "--vocabulary", "160"),
-        "corpus": lambda out: [
-            *("corpus", texts, "--tokenizer", str(work.corpus), "--out", str(out)),
-            *("--workers", "2"),
-            *(["--force"] if (out / "result.json").exists() else []),
-        ],
+        "corpus": corpus(workers=2),
+        "corpus in one process": corpus(workers=1),
         "pairs": repeated("pairs", texts),
-        "pretrain": resumed([str(work.recipe), "--data", str(work.corpus)], "pretrain", *common),
-        "pretrain with a loader process": resumed(
-            [str(work.recipe), "--data", str(work.corpus), "--set", "run.workers=1"], "pretrain", *common
-        ),
-        "finetune": resumed(tuning, "finetune", *common),
-        "finetune --seeds": resumed([*tuning, "--seeds", "2"], "finetune", *common),
-        "shrink": resumed([model, *data, *settings], "shrink", *common),
+        "pretrain": resumed("pretrain", *training),
+        "pretrain with a loader process": resumed("pretrain", *training, "--set", "run.workers=1"),
+        "compare": resumed("compare", other, *training, *budget, record=PLAN, is_complete=False),
+        "finetune": resumed("finetune", *tuning),
+        "finetune --seeds": resumed("finetune", *tuning, "--seeds", "2"),
+        "shrink": resumed("shrink", model, *data, *settings),
         "convert": repeated("convert", model, "--to", "favor", *common),
+        "import": repeated("import", hf),
         "export --to hf": repeated("export", model),
         "export --to torch": repeated("export", model, "--to", "torch", "--precision", "int8"),
+        "export --to onnx": repeated("export", model, "--to", "onnx"),
         "evaluate": repeated("evaluate", model, *data, *common),
-        "predict": repeated("predict", model, "--data", str(work.data / "dev.jsonl"), *common),
+        "predict": repeated("predict", model, "--data", dev, *common),
+        "predict --resume": resumed("predict", model, "--data", dev, *common, record=REQUEST, is_complete=False),
+        "encode": repeated("encode", model, "--data", texts, *common),
+        "inspect": repeated("inspect", model, "--text", "the fine day"),
     }
 
 
@@ -118,7 +154,9 @@ def digest(out: Path) -> dict[str, str]:
     hashes = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
-        if not path.is_file() or path.name == "seal.json":
+        # a run keeps the checkpoints of the moments at which it was stopped
+        is_checkpoint = path.parent.parent.name == "checkpoints" and (path.parent / SEAL).exists()
+        if not path.is_file() or path.name == SEAL or is_checkpoint:
             continue
         content = path.read_bytes() if path.suffix in CONTENT and not path.name.startswith(".") else b""
         if path.suffix in (".json", ".jsonl") and content:
@@ -135,62 +173,127 @@ def _stable(value: object) -> object:
     return [_stable(item) for item in value] if isinstance(value, list) else value
 
 
-def kill_command(
-    name: str, arguments: Callable[[Path], list[str]], work: Work, count: int, figures: KillFigures, seed: int
-) -> None:
-    """Kill a command `count` times; after every few kills let it finish and compare."""
-    chooser, count = random.Random(f"{name} {seed}"), min(count, SLOW.get(name, count))
-    home = work.home / "kills" / name.replace(" ", "")
-    home.mkdir(parents=True)
-    # twice: the first run fills caches of the system, and the duration of the second one spreads the kills
-    for reference in (home / "first" / "out", home / "reference" / "out"):
-        reference.parent.mkdir()
+class Trial:
+    """Kills of one command, each followed by its continuation and a comparison with an undisturbed run."""
+
+    def __init__(self, name: str, arguments: Arguments, work: Work, figures: KillFigures) -> None:
+        self.name, self.arguments, self.figures = name, arguments, figures
+        self.home = work.home / "kills" / name.replace(" ", "")
+        self.runs = 0
+
+    def run_undisturbed(self) -> bool:
+        """Run the command to get the expected result, its duration and its file events; return False if it fails."""
+        first = run_first(self.arguments(self.folder()))  # the duration of the second one, without imports, counts
+        out, events = self.folder(), FileEvents(self.home)
         start = time.monotonic()
-        outcome = run_command(arguments(reference))
-        duration = time.monotonic() - start
-        if outcome.code != 0:
-            figures.faults.append(f"{name}: does not run: {outcome.output[-300:]}")
+        outcome = self._run(out, setup=events.install, value=lambda: json.dumps(events.seen))
+        self.duration = time.monotonic() - start
+        if first.code or outcome.code:
+            self._add_fault(f"does not run: {(first if first.code else outcome).output[-300:]}")
+            return False
+        self.expected, self.events = digest(out), json.loads(outcome.value)
+        return True
+
+    def folder(self) -> Path:
+        """Return a new output folder; its path is as long as the others, because files contain it."""
+        self.runs += 1
+        out = self.home / f"{self.runs:05d}" / "out"
+        out.parent.mkdir(parents=True)
+        return out
+
+    def kill_at_moments(self, count: int, chooser: random.Random) -> None:
+        """Kill the command `count` times at random moments, up to three times in a row before it may finish."""
+        made, attempt = 0, 0
+        while made < count and attempt < 4 * count:
+            attempt += 1
+            out = self.folder()
+            for _ in range(min(STOPS_IN_A_ROW, count - made)):
+                number = chooser.choice(SIGNALS)
+                outcome = self._run(out, kill=Kill(number, chooser.random() * self.duration))
+                if not outcome.was_killed:
+                    break
+                made += 1
+                self._count(signal.Signals(number).name, outcome)
+            self._finish(out)
+
+    def kill_at_events(self) -> None:
+        """Kill the command before every file event, or before some if there are many."""
+        stops = list(range(len(self.events)))
+        if len(stops) > MOST_EVENTS:
+            kinds = sorted(map(self.events.index, set(self.events)))
+            stops = kinds[:: -(-len(kinds) // MOST_KINDS)]
+        for stop in stops:
+            out = self.folder()
+            outcome = self._run(out, setup=FileEvents(self.home, stop).install)
+            self._count("SIGKILL before a file event", outcome)
+            if outcome.code != -signal.SIGKILL:
+                self._add_fault(f"is not killed before {self.events[stop]}")
+            self._finish(out, f" before {self.events[stop]}")
+
+    def kill_at_sizes(self) -> None:
+        """Kill the command in the middle of a write, at several sizes of a file."""
+        for size in SIZES:
+            out = self.folder()
+            outcome = self._run(out, setup=partial(kill_at_size, size))
+            if outcome.code != 0:
+                self._count("SIGXFSZ in a write", outcome)
+                self._finish(out, f" at {size} bytes of a file")
+            else:
+                shutil.rmtree(out.parent)
+
+    def _run(self, out: Path, *, value: Callable[[], str] = str, **more: Any) -> Outcome:
+        arguments = self.arguments(out)
+
+        def call() -> str:
+            main(arguments)
+            return value()
+
+        return run_forked(call, **more)
+
+    def _count(self, kind: str, outcome: Outcome) -> None:
+        self.figures.kills[f"{self.name}|{kind}"] += 1
+        if outcome.orphans:
+            self._add_fault(f"{outcome.orphans} orphans after {kind}")
+        if outcome.is_hung:
+            self._add_fault(f"hangs after {kind}")
+        if outcome.code == TRACEBACK:
+            self._add_fault(f"traceback after {kind}: {outcome.output[-500:]}")
+
+    def _finish(self, out: Path, moment: str = "") -> None:
+        """Continue the command without kills and compare; remove the folder if the result is right."""
+        # a finished run has nothing to resume, but also then left-overs of the last kill are removed
+        is_over = "--resume" in self.arguments(out) and _is_finished(out)
+        outcome = self._run(out)
+        self.figures.runs += 1
+        if outcome.code != 0 and not (is_over and "there is nothing to resume" in outcome.output):
+            self._add_fault(f"not continued after a kill{moment}: {outcome.output[-400:]}")
             return
-    expected = digest(reference)
-    made, attempt = 0, 0
-    while made < count and attempt < 4 * count:
-        attempt += 1
-        out = home / str(attempt) / "out"
-        out.parent.mkdir()
-        for _ in range(min(STOPS_IN_A_ROW, count - made)):
-            number = chooser.choice(SIGNALS)
-            kill = Kill(number, chooser.random() * duration)
-            outcome = run_command(arguments(out), kill=kill)
-            if not outcome.was_killed:
-                break
-            made += 1
-            figures.kills[f"{name}|{signal.Signals(number).name}"] += 1
-            _check_end(name, number, outcome, figures)
-        # a finished run has nothing to resume; other commands are repeated, which removes left-overs of the last kill
-        is_over = "--resume" in arguments(out) and _is_finished(out)
-        outcome = None if is_over else run_command(arguments(out))
-        figures.runs += 1
-        if outcome is not None and outcome.code != 0:
-            figures.faults.append(f"{name}: not continued: {outcome.output[-400:]}")
-            continue
         found = digest(out)
-        different = sorted(file for file in expected.keys() | found.keys() if expected.get(file) != found.get(file))
-        different = [file for file in different if not file.startswith("checkpoints/")]
+        files = sorted(self.expected.keys() | found.keys())
+        different = [file for file in files if self.expected.get(file) != found.get(file)]
         if different:
-            figures.faults.append(f"{name}: differs after kills: {different[:4]}")
+            self._add_fault(f"differs after a kill{moment}: {different[:4]}")
         left = sorted(path.name for path in out.parent.iterdir() if path != out)
         if left:
-            figures.faults.append(f"{name}: left over: {left}")
+            self._add_fault(f"left over after a kill{moment}: {left}")
         shutil.rmtree(out.parent)
 
+    def _add_fault(self, text: str) -> None:
+        self.figures.faults.append(f"{self.name}: {text}")
 
-def _check_end(name: str, number: int, outcome: Outcome, figures: KillFigures) -> None:
-    if outcome.orphans:
-        figures.faults.append(f"{name}: {outcome.orphans} orphans after {signal.Signals(number).name}")
-    if outcome.is_hung:
-        figures.faults.append(f"{name}: hangs after {signal.Signals(number).name}")
-    if outcome.code == TRACEBACK:
-        figures.faults.append(f"{name}: traceback after {signal.Signals(number).name}: {outcome.output[-500:]}")
+
+def kill_command(
+    name: str, arguments: Arguments, work: Work, count: int, figures: KillFigures, seed: int, *, events: bool = True
+) -> None:
+    """Kill a command `count` times at random moments, and with `events` also at every file event."""
+    trial = Trial(name, arguments, work, figures)
+    if not trial.run_undisturbed():
+        return
+    count = min(count, SLOW.get(name, count))
+    trial.kill_at_moments(count, random.Random(f"{name} {seed}"))
+    if events and name not in SLOW:
+        trial.kill_at_events()
+        trial.kill_at_sizes()
 
 
 def _is_finished(out: Path) -> bool:

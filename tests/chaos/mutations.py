@@ -30,7 +30,7 @@ from bertsmith.runtime import load as load_onnx
 from bertsmith.shrinking.elastic_metadata import read_elastic_metadata
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.predictor import Predictor
+from bertsmith.tasks.predictor import Predictor, has_task_record
 from bertsmith.text.readers import read_documents
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import read_toml
@@ -70,7 +70,7 @@ def _hash(*parts: object) -> str:
 def _read_model(folder: Path) -> str:
     model = bertsmith.load(folder)
     tensors = {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in model.state_dict().items()}
-    return _hash(model.config, tensors, model.require_tokenizer().hash)
+    return _hash(model.config, tensors, model.require_tokenizer().hash, has_task_record(folder))
 
 
 def _predict(folder: Path) -> str:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = ["tokenizer", "corpus"]
+COMMANDS = ["tokenizer", "predict"]
 READERS = ["model", "model without seal", "task.json", "ONNX folder without seal", "unfinished corpus", "recipe.toml"]
 
 

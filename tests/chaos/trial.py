@@ -4,13 +4,14 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kills import SIGNALS, KillFigures, Work, commands, kill_command, prepare
+from kills import KillFigures, Work, commands, kill_command, prepare
 from mutations import MutationFigures, mutate_reader, readers
-from writes import WriteFigures, fill_disk, remove_folder
+from writes import WriteFigures, try_writes
 
 
 @contextmanager
@@ -29,10 +30,10 @@ def run_kills(count: int, seed: int, only: list[str] | None = None) -> KillFigur
             start, before = time.monotonic(), figures.kills.total()
             kill_command(name, make, work, -(-count // len(table)), figures, seed)
             print(f"  {name}: {figures.kills.total() - before} kills, {time.monotonic() - start:.0f} s", flush=True)
-    signals = {
-        number.name: sum(n for key, n in figures.kills.items() if key.endswith(number.name)) for number in SIGNALS
-    }
-    print(f"{figures.kills.total()} kills {signals} in {figures.runs} continued runs, {len(figures.faults)} faults")
+    kinds = Counter[str]()
+    for key, number in figures.kills.items():
+        kinds[key.rpartition("|")[2]] += number
+    print(f"{figures.kills.total()} kills {dict(kinds)}, {figures.runs} continued runs, {len(figures.faults)} faults")
     return figures
 
 
@@ -50,13 +51,12 @@ def run_mutations(count: int, seed: int, only: list[str] | None = None) -> Mutat
 
 
 def run_writes(only: list[str] | None = None) -> WriteFigures:
-    """Let the writes of all commands fail."""
+    """Let the writes of all commands fail, and the clock jump."""
     figures = WriteFigures()
     with inputs() as work:
         for name, make in commands(work).items():
             if not only or name in only:
-                fill_disk(name, make, work, figures)
-                remove_folder(name, make, work, figures)
+                try_writes(name, make, work, figures)
                 print(f"  {name}: {figures.trials} trials so far", flush=True)
     print(f"{figures.trials} commands with failing writes, {figures.failed} ended early, {len(figures.faults)} faults")
     return figures

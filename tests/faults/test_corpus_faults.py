@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from helpers_training import RECIPE
+from killing import Killed, kill_at
 
 from bertsmith.cli import main
+from bertsmith.data import build_corpus as build_corpus_module
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.data.shards import JOURNAL, MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
@@ -257,6 +259,18 @@ def test_damaged_journal_lines_and_shards_are_built_again(corpus_folder, texts, 
     assert content(out) == content(corpus_folder)
 
 
+def test_corpus_killed_after_its_manifest_is_finished_by_the_same_call(corpus_folder, texts, tmp_path, monkeypatch):
+    arguments = [texts / "stories.txt"], Tokenizer.load(corpus_folder), tmp_path / "out"
+    settings = {"held_out": 0.1, "workers": 1, "shard_megabytes": 0.01}
+    with monkeypatch.context() as patch:
+        kill_at(patch, build_corpus_module, "_remove_leftovers", after=1, before_it=True)
+        with pytest.raises(Killed):
+            build_corpus(*arguments, **settings)
+    assert (tmp_path / "out" / JOURNAL).exists()
+    build_corpus(*arguments, **settings)
+    assert content(tmp_path / "out") == content(corpus_folder)
+
+
 def test_command_killed_before_its_journal_can_be_repeated(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(SENTENCES))
@@ -276,6 +290,18 @@ time.sleep(60)
 """
 
 
+FORK_SERVER = """
+import multiprocessing, time
+from pathlib import Path
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["bertsmith.data.fork_server"])
+process = context.Process(target=time.sleep, args=(60,), daemon=True)
+process.start()
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
 def is_running(process: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
@@ -283,9 +309,10 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_worker_ends_with_its_parent():
+@pytest.mark.parametrize("script", [PARENT, FORK_SERVER])
+def test_worker_ends_with_its_parent(script):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environment) as parent:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
         worker = int(parent.stdout.readline())
         parent.kill()
     end = time.monotonic() + 10

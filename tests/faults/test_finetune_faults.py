@@ -145,15 +145,17 @@ def test_killed_at_any_moment(moment: str, recipe: Path, data: Path, uninterrupt
 
 
 def test_run_killed_after_the_result_is_finished(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    """Only the clean-up is missing, so there is nothing to resume."""
+    """Only the clean-up is missing, so there is nothing to resume but to remove checkpoints."""
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, run_folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
     assert metrics(out) == metrics(uninterrupted)
+    assert (out / "checkpoints").exists()
     with pytest.raises(InputError, match="nothing to resume"):
         bertsmith.finetune(out=out, resume=True, device="cpu")
+    assert {path.name for path in out.iterdir()} == {path.name for path in uninterrupted.iterdir()}
 
 
 def test_early_stopping_is_kept_on_resume(recipe: Path, data: Path, tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """Two processes give the same result as one, replicated (DDP) and sharded (FSDP2), for every kind of network."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -140,6 +144,31 @@ def test_ddp_command_equals_one_process(recipe: Path, corpus_folder: Path, unint
     out = tmp_path / "run"
     run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *command(recipe, corpus_folder, out)[1:]])
     assert json.loads((out / "result.json").read_text())["processes"] == 2
+    assert_close(out, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_run_of_which_one_process_is_killed_ends_and_resumes(
+    killed: int, recipe: Path, corpus_folder: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    out, output = tmp_path / "run", tmp_path / "output.txt"
+    launch = [*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *command(recipe, corpus_folder, out)[1:]]
+    slow = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "slow"), *filter(None, sys.path)])}
+    with (
+        output.open("w") as file,
+        subprocess.Popen(launch, env=slow, stdout=file, stderr=file, start_new_session=True) as launcher,
+    ):
+        while not (out / "checkpoints" / "step-00000005" / "seal.json").exists():
+            assert launcher.poll() is None, output.read_text()
+            time.sleep(0.05)
+        processes = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        os.kill(int(processes[killed]), signal.SIGKILL)
+        assert launcher.wait(timeout=60) != 0
+        assert not Path(f"/proc/{processes[1 - killed]}").exists()
+    message = "the connection to another process of the run broke, which has probably ended; checkpoint step-"
+    assert message in output.read_text()
+    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *command(None, None, out, "--resume")[1:]])
     assert_close(out, uninterrupted)
 
 

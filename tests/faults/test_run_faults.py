@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers_training import RECIPE, command
 from safetensors import SafetensorError
+from torch.distributed import DistNetworkError
 
 import bertsmith
 from bertsmith.cli import main
@@ -17,6 +18,7 @@ from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.training import checkpoint
 from bertsmith.training.checkpoint import find_checkpoint
+from bertsmith.training.interrupts import explain_faults
 from bertsmith.training.log import RunLog
 from bertsmith.training.trainer import Trainer
 
@@ -80,6 +82,21 @@ def test_full_disk_during_logging_and_at_the_end(
     assert bertsmith.pretrain(out=out, resume=True, device="cpu")["is_finished"]
     steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"),
+        DistNetworkError("failed to recv, got 0 bytes"),
+    ],
+)
+def test_broken_connection_between_processes_is_explained(error: RuntimeError, tmp_path: Path) -> None:
+    """The real thing takes minutes: test_processes.py."""
+    (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    message = "the connection to another process of the run broke, .*; checkpoint step-00000005 is kept: .* --resume"
+    with pytest.raises(InputError, match=message), explain_faults(tmp_path):
+        raise error
 
 
 def test_unwritable_output_folder_raises(

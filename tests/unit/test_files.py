@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import bertsmith
+from bertsmith.checkpoint.files import write_tensors
 from bertsmith.errors import InputError
 from bertsmith.files import (
     SEAL,
     NewFolder,
     read_json,
     read_text,
+    remove_folder,
     remove_leftovers,
     seal_defects,
     verification,
@@ -25,7 +29,7 @@ from bertsmith.files import (
     write_seal,
     write_text,
 )
-from bertsmith.runs.output import check_out, claim, write_result
+from bertsmith.runs.output import check_out, claim, unlock, write_result
 
 HOLD = """
 import sys
@@ -86,6 +90,18 @@ def test_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.toml"]
 
 
+def test_full_disk_while_weights_are_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """The exception of safetensors would be a traceback."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_tensors(tmp_path / "model.safetensors", {"weight": torch.zeros(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "model.safetensors")
+
+
 def test_new_folder_replaces_the_old_one_only_when_complete(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     for content in ("first", "second"):
@@ -129,6 +145,30 @@ def test_leftovers_are_removed_at_every_depth(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").touch()
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".hidden", "log.jsonl", "stage"]
+
+
+def test_folder_is_whole_or_a_leftover_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5" / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_: None)  # killed here
+        remove_folder(tmp_path / "step-5")
+    assert not (tmp_path / "step-5").exists()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_with_only_half_written_files_of_a_run_is_empty(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    claim(out, force=False)
+    unlock(out)
+    (out / ".journal.jsonl.4711").touch()
+    claim(out, force=False)
+    assert [path.name for path in out.iterdir()] == [".bertsmith"]
+    unlock(out)
+    (tmp_path / ".mine.4711").touch()  # in a folder that no run created
+    with pytest.raises(InputError, match="is not empty"):
+        check_out(tmp_path, force=False)
 
 
 def test_output_folder_in_use_is_refused_until_its_process_ends(tmp_path: Path) -> None:

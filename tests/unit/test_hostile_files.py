@@ -65,6 +65,9 @@ def test_network_much_larger_than_its_weights_is_not_built(tmp_path: Path) -> No
     config["encoder"]["vocabulary"] = 1 << 40
     with pytest.raises(InputError, match=r"config.json' describes a network of [\d,]+ numbers, but the weights have 1"):
         check_size(ModelConfig.parse(config), {"weight": torch.zeros(1)}, tmp_path)
+    config["encoder"]["vocabulary"] = 1 << 63
+    with pytest.raises(InputError, match=r"config.json' describes a network that cannot exist"):
+        check_size(ModelConfig.parse(config), {"weight": torch.zeros(1)}, tmp_path)
 
 
 def test_service_listens_on_this_machine_by_default() -> None:

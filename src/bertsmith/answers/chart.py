@@ -12,7 +12,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding
+from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding, check_labels
 from bertsmith.answers.tagging import read_sentence, word_tokens
 from bertsmith.answers.trees import (
     NO_TAG,
@@ -234,6 +234,8 @@ def tree_answers(
     """Return the best tree of each sentence; outputs as `span_tables` returns them, one item per example."""
     answers: list[TreeAnswer] = []
     for example, table in zip(examples, outputs, strict=True):
+        if (highest := int(table[1].max(initial=0))) > len(labels):
+            check_labels(highest, labels)
         found, score = parse_table(table, labels)
         answers.append({**tree_answer(example, build_tree(found, example.leaves)), "tree_score": score})
     return answers

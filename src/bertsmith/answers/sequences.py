@@ -61,6 +61,15 @@ def check_finite(outputs: Sequence[np.ndarray]) -> None:
         raise InputError("the model returned values that are not finite, so it has no answers; its weights are damaged")
 
 
+def check_labels(count: int, labels: Sequence[str]) -> None:
+    """Raise InputError unless the task of a model has a label for each of its outputs."""
+    if count != len(labels):
+        raise InputError(
+            f"the model has {count} outputs, but task.labels in its task.json lists {len(labels)}; restore the file, "
+            "or fine-tune the model again"
+        )
+
+
 def length_batches(lengths: np.ndarray, max_tokens: int, max_sequences: int | None = None) -> Iterator[np.ndarray]:
     """Yield the indices of sequences of similar length, longest first; each batch is one forward pass.
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding
+from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding, check_labels
 from bertsmith.answers.texts import softmax
 from bertsmith.errors import InputError
 from bertsmith.text.rows import Table
@@ -210,6 +210,7 @@ def tag_answers(
     words = features.targets["word"]
     assert isinstance(words, Ragged)
     for item, example in enumerate(features.example.tolist()):
+        check_labels(outputs[item].shape[-1], labels)
         word = words[item]
         is_first = word != IGNORED
         probabilities = softmax(outputs[item][is_first])  # (words of the item, labels)

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from bertsmith.answers.sequences import Features, Ragged, TextEncoding
+from bertsmith.answers.sequences import Features, Ragged, TextEncoding, check_labels
 from bertsmith.text.rows import Table
 
 
@@ -92,6 +92,7 @@ def class_answers(outputs: Sequence[np.ndarray], labels: Sequence[str]) -> list[
     """Return the most probable label of each output, (labels,) each."""
     answers: list[ClassAnswer] = []
     for scores in outputs:
+        check_labels(len(scores), labels)
         probabilities = softmax(scores)
         by_label = {name: float(probability) for name, probability in zip(labels, probabilities, strict=True)}
         best = int(probabilities.argmax())
@@ -103,6 +104,7 @@ def label_answers(outputs: Sequence[np.ndarray], labels: Sequence[str], threshol
     """Return the labels whose probability reaches the threshold; outputs (labels,) each."""
     answers: list[LabelsAnswer] = []
     for scores in outputs:
+        check_labels(len(scores), labels)
         # sigmoid by tanh: exp of a large score overflows
         probabilities = (0.5 * (1 + np.tanh(scores.astype(np.float64) / 2))).tolist()
         by_label = dict(zip(labels, probabilities, strict=True))

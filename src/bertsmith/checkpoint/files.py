@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -99,7 +100,7 @@ def check_size(config: ModelConfig, tensors: dict[str, Tensor], folder: Path) ->
         with torch.device("meta"):
             model = assemble(config)
             needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
         raise InputError(
             f"{str(folder / 'config.json')!r} describes a network that cannot exist: {first_line(error)}"
         ) from None
@@ -161,5 +162,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     path.touch()
     mode = path.stat().st_mode  # follows the umask; the library makes its files private
-    save_file(plain, path, metadata=metadata or {"format": "pt"})
+    try:
+        save_file(plain, path, metadata=metadata or {"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
     os.chmod(path, mode)

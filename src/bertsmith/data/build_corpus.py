@@ -115,6 +115,7 @@ def build_corpus(
     if (out / MANIFEST).is_file():
         manifest = read_manifest(out)
         _check_same_settings(settings, manifest.plain(), out)
+        _remove_leftovers(out)
         return manifest
     out.mkdir(parents=True, exist_ok=True)
     with _Journal(out, settings) as journal:
@@ -136,10 +137,14 @@ def build_corpus(
                 ) from None
         manifest = _manifest(settings, journal.blocks, files)
     write_text(out / MANIFEST, json.dumps(manifest.plain(), indent=1) + "\n")
-    (out / JOURNAL).unlink()
-    for leftover in out.glob(".*.shard.*"):
-        leftover.unlink(missing_ok=True)
+    _remove_leftovers(out)
     return manifest
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a finished corpus does not need: the journal, and half-written shards of killed workers."""
+    for path in (folder / JOURNAL, *folder.glob(".*.shard.*")):
+        path.unlink(missing_ok=True)
 
 
 def check_held_out(held_out: float) -> None:

@@ -1,11 +1,13 @@
 """Load the batches of a plan from the corpus in worker processes."""
 
 import math
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 import numpy as np
@@ -191,7 +193,7 @@ def load_batches(
         num_workers=workers,
         prefetch_factor=4 if workers else None,
         pin_memory=pin,
-        multiprocessing_context="forkserver" if workers else None,
+        multiprocessing_context=_fork_server() if workers else None,
         worker_init_fn=partial(_start_worker, os.getpid()) if workers else None,
     )
     for batch in loader:
@@ -203,6 +205,14 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _fork_server() -> BaseContext:
+    """Return a context whose processes end with this one even while they import PyTorch."""
+    context = multiprocessing.get_context("forkserver")
+    # without effect if another part of the process has started the fork server: then workers watch after their imports
+    context.set_forkserver_preload(["bertsmith.data.fork_server"])
+    return context
 
 
 def _start_worker(main: int, worker: int) -> None:

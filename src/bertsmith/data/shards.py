@@ -1,4 +1,4 @@
-"""Read a tokenised corpus: memory-mapped token shards with document and sentence offsets.
+"""Read a tokenised corpus: token shards with document and sentence offsets.
 
 A shard is a file of little-endian integers without a header; the manifest has the counts. It contains, in order:
 
@@ -6,12 +6,17 @@ A shard is a file of little-endian integers without a header; the manifest has t
     document_sentences int64 (documents + 1)   index of each document's first sentence; last: sentences
     sentence_offsets   int64 (sentences + 1)   index of each sentence's first token; last: tokens
     tokens             uint16 or uint32 (tokens)
+
+Shards are read at a position (pread) instead of being memory-mapped: a file that is cut or fails while it is mapped
+ends the process by SIGBUS.
 """
 
+import os
+import weakref
 from bisect import bisect_right
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -27,8 +32,9 @@ JOURNAL = "journal.jsonl"
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 
-# each open memory map uses a file descriptor, of which a process has about a thousand
+# of about a thousand file descriptors that a process has
 _MAX_OPEN_SHARDS = 256
+_CHECKED_TOKENS = 1 << 20  # at a time, to bound the memory
 
 
 class Source(Record):
@@ -114,20 +120,54 @@ def read_manifest(folder: str | Path) -> Manifest:
     return manifest
 
 
-class _OpenShard(NamedTuple):
-    """The arrays of one shard, all views of its memory map."""
+class _OpenShard:
+    """An open shard file, with the document offsets in memory.
 
-    document_offsets: np.ndarray
-    document_sentences: np.ndarray
-    sentence_offsets: np.ndarray
-    tokens: np.ndarray
+    Reads raise InputError where the file has ended.
+    """
+
+    def __init__(self, path: Path, shard: Shard, dtype: np.dtype[Any]) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        self._dtype, self._width = dtype, dtype.itemsize
+        self._document_sentences = 8 * (shard.documents + 1)
+        self._sentence_offsets = 2 * self._document_sentences
+        self._tokens = self._sentence_offsets + 8 * (shard.sentences + 1)
+        self.document_offsets = np.frombuffer(self._read(0, self._document_sentences), "<i8")
+
+    def document_sentences(self, first: int, count: int) -> np.ndarray:
+        return np.frombuffer(self._read(self._document_sentences + 8 * first, 8 * count), "<i8")
+
+    def sentence_offsets(self, first: int, count: int) -> np.ndarray:
+        return np.frombuffer(self._read(self._sentence_offsets + 8 * first, 8 * count), "<i8")
+
+    def tokens(self, first: int, count: int) -> np.ndarray:
+        width = self._width
+        return np.frombuffer(self._read(self._tokens + width * first, width * count), self._dtype)
+
+    def _read(self, position: int, size: int) -> bytes:
+        content = os.pread(self._file, size, position)
+        return content if len(content) == size else self._read_rest(content, position, size)
+
+    def _read_rest(self, content: bytes, position: int, size: int) -> bytes:
+        """Continue a read that ended early: a single one returns at most 2 GiB."""
+        while len(content) < size:
+            part = os.pread(self._file, size - len(content), position + len(content))
+            if not part:
+                raise InputError(
+                    f"shard {str(self.path)!r} was cut while it was read: it ends before byte {position + size}; "
+                    "restore it, or build the corpus again"
+                )
+            content += part
+        return content
 
 
 class TokenCorpus:
     """Random access to the documents of one split of a corpus; shards are opened lazily.
 
     A shard is compared with its checksum when it is opened for the first time, unless `verify` is False. Pickles as its
-    folder and split, so that loader processes open their own memory maps, without comparing again.
+    folder and split, so that loader processes open the shards themselves, without comparing again.
     """
 
     def __init__(self, folder: str | Path, split: Split = "train", *, verify: bool = True) -> None:
@@ -168,14 +208,14 @@ class TokenCorpus:
         return np.concatenate([np.diff(self._open(index).document_offsets) for index in range(len(self._shards))])
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        """Return the tokens start:stop of a document, a view of the file.
+        """Return the tokens start:stop of a document.
 
         Shape: (stop - start,), uint16 or uint32
         """
         index = bisect_right(self._firsts, document) - 1
         shard = self._opened.get(index) or self._open(index, document)
         offset = shard.document_offsets.item(document - self._firsts[index])
-        return shard.tokens[offset + start : offset + stop]
+        return shard.tokens(offset + start, stop - start)
 
     def sentence_starts(self, document: int) -> np.ndarray:
         """Return the offset of each sentence in a document; first 0, last the document's length.
@@ -185,10 +225,9 @@ class TokenCorpus:
         index = bisect_right(self._firsts, document) - 1
         shard = self._opened.get(index) or self._open(index, document)
         position = document - self._firsts[index]
-        first = shard.document_sentences.item(position)
-        last = shard.document_sentences.item(position + 1)
+        first, last = shard.document_sentences(position, 2).tolist()
         # the last offset is the start of the next document
-        return shard.sentence_offsets[first : last + 1] - shard.document_offsets.item(position)
+        return shard.sentence_offsets(first, last + 1 - first) - shard.document_offsets.item(position)
 
     def verify(self) -> None:
         """Compare all shards with their checksums; raise InputError for the first damaged one."""
@@ -212,27 +251,18 @@ class TokenCorpus:
             raise InputError(f"shard {str(path)!r} has {size} bytes instead of {expected}; build the corpus again")
 
     def _open(self, index: int, document: int = 0) -> _OpenShard:
-        """Return the arrays of a shard, opening it if necessary."""
+        """Return a shard, opening it if necessary."""
         if not 0 <= index < len(self._shards):
             raise IndexError(f"document {document} is outside 0..{self.documents - 1}")
         if index in self._opened:
             return self._opened[index]
         if len(self._opened) >= _MAX_OPEN_SHARDS:
-            # close the oldest; arrays in use keep their map alive
+            # close the oldest
             del self._opened[next(iter(self._opened))]
         shard = self._shards[index]
         if index in self._unverified:
             self._verify(shard)
-        # plain arrays over the map: slicing np.memmap itself is several times slower
-        whole = np.asarray(np.memmap(self.folder / shard.file, dtype=np.uint8, mode="r"))
-        sizes = np.array([shard.documents + 1, shard.documents + 1, shard.sentences + 1]) * 8
-        documents, document_sentences, sentences, tokens = np.split(whole, np.cumsum(sizes))
-        opened = _OpenShard(
-            documents.view("<i8"),
-            document_sentences.view("<i8"),
-            sentences.view("<i8"),
-            tokens.view(np.dtype(self.manifest.dtype).newbyteorder("<")),
-        )
+        opened = _OpenShard(self.folder / shard.file, shard, np.dtype(self.manifest.dtype).newbyteorder("<"))
         if index in self._unverified:
             self._check_arrays(shard, opened)
             self._unverified.discard(index)
@@ -241,15 +271,20 @@ class TokenCorpus:
 
     def _check_arrays(self, shard: Shard, opened: _OpenShard) -> None:
         """Raise InputError if offsets or token ids are out of range, which a matching checksum does not exclude."""
-        ends = (opened.document_offsets, shard.tokens), (opened.document_sentences, shard.sentences)
-        for offsets, end in (*ends, (opened.sentence_offsets, shard.tokens)):
+        ends = (
+            (opened.document_offsets, shard.tokens),
+            (opened.document_sentences(0, shard.documents + 1), shard.sentences),
+            (opened.sentence_offsets(0, shard.sentences + 1), shard.tokens),
+        )
+        for offsets, end in ends:
             if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
                 raise InputError(f"shard {str(self.folder / shard.file)!r} has invalid offsets; build the corpus again")
-        if len(opened.tokens) and int(opened.tokens.max()) >= self.vocabulary:
-            raise InputError(
-                f"shard {str(self.folder / shard.file)!r} has token ids outside the vocabulary of {self.vocabulary}; "
-                "build the corpus again"
-            )
+        for first in range(0, shard.tokens, _CHECKED_TOKENS):
+            if opened.tokens(first, min(_CHECKED_TOKENS, shard.tokens - first)).max() >= self.vocabulary:
+                raise InputError(
+                    f"shard {str(self.folder / shard.file)!r} has token ids outside the vocabulary of "
+                    f"{self.vocabulary}; build the corpus again"
+                )
 
 
 def unigram_level(train: TokenCorpus, held_out: TokenCorpus, *, most_tokens: int = 50_000_000) -> float:

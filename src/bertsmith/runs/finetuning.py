@@ -1,6 +1,5 @@
 """One fine-tuning run: train, evaluate, write the model, its predictions, the report and the result."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -117,7 +116,9 @@ def run_finetuning(
     data = read_data(divide_batches(settings, device), *tables)
     settings, task = data.settings, data.settings.task
     inputs = input_paths(settings, start)
-    with RunFolder(out, settings, inputs=inputs, resume=resume, force=force, device=device) as run:
+    # translation runs keep run.keep checkpoints
+    temporary = ("checkpoints",) if isinstance(settings, FinetuneSettings) else ()
+    with RunFolder(out, settings, inputs=inputs, resume=resume, force=force, device=device, temporary=temporary) as run:
         finetuning = make_finetuning(data, out, start=start, device=device)
         trainer = finetuning.trainer
         if not prints_data:
@@ -148,8 +149,6 @@ def run_finetuning(
                 settings, data.dev, answers, evaluation, result, out, rows=trainer.log.rows, notices=notices
             )
             run.finish(result)
-            if isinstance(settings, FinetuneSettings):  # translation runs keep run.keep checkpoints
-                shutil.rmtree(out / "checkpoints", ignore_errors=True)
             if trainer.show:
                 _print_result(result, out if prints_folder else None)
         trainer.close()

@@ -1,5 +1,6 @@
 """The output folder of a run: check it, claim it, resume the run, write the result."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -42,11 +43,14 @@ class RunFolder:
         resume: bool = False,
         force: bool = False,
         device: str = "auto",
+        temporary: Sequence[str] = (),
     ) -> None:
         if out is None:
             raise InputError("--out is not given; give the folder to write to")
         self.path, self.settings, self.inputs = out, settings, inputs
         self.is_resumed, self.force = resume, force
+        self.temporary = temporary
+        """Patterns of files and folders that a finished run does not need, such as its checkpoints."""
         self.state = process_state(device)
         self.training = out
         """The folder with the checkpoints of the training in progress."""
@@ -91,15 +95,25 @@ class RunFolder:
         self._is_claimed = True
 
     def finish(self, result: AnyResult) -> AnyResult:
-        """Write result.json, which marks the run as finished."""
+        """Write result.json, which marks the run as finished, and remove temporary files."""
         if self.is_main:
             write_result(self.path, result.to_json(), seals=True)
+            self._remove_temporary()
         return result
+
+    def _remove_temporary(self) -> None:
+        for path in (path for pattern in self.temporary for path in self.path.glob(pattern)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def _check_resume(self) -> None:
         """Raise InputError if the run is finished or was started with different settings."""
         earlier = finished_result(self.path)
         if earlier is not None:
+            if self.is_main:  # killed after its result
+                self._remove_temporary()
             steps = f" ({earlier['steps']} steps)" if "steps" in earlier else ""
             raise InputError(f"the run in {str(self.path)!r} is finished{steps}; there is nothing to resume")
         if self.settings is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.files import SEAL, FolderLock, NewFolder, clear, remove_leftovers, write_json, write_seal
+from bertsmith.files import SEAL, FolderLock, NewFolder, clear, is_leftover, remove_leftovers, write_json, write_seal
 
 RESULT = "result.json"
 REPORT = "report.html"
@@ -29,7 +29,7 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
     home = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise InputError(f"--out {str(out)!r} cannot be written: {str(home)!r} does not allow it; give another folder")
-    if not out.is_dir() or not any(entry.name != MARK for entry in out.iterdir()):
+    if not out.is_dir() or not _has_content(out):
         return
     if not force:
         raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
@@ -38,6 +38,12 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
             f"--out {str(out)!r} was not made by a bertsmith command, so --force does not empty it; give another folder"
         )
     lock(out)
+
+
+def _has_content(out: Path) -> bool:
+    """Whether a folder has anything but the mark of a run and files that the run left half-written."""
+    names = {entry.name for entry in out.iterdir() if not ((out / MARK).exists() and is_leftover(entry))}
+    return bool(names - {MARK})
 
 
 def claim(out: Path, force: bool, *inputs: Path | None) -> Path:

@@ -17,7 +17,7 @@ from bertsmith.checkpoint.masks import MASKS_FILE
 from bertsmith.data.devices import device_type
 from bertsmith.data.executor import open_executor
 from bertsmith.errors import InputError
-from bertsmith.files import SEAL, read_json, read_text, write_seal, write_text
+from bertsmith.files import SEAL, read_json, read_text, sealed_files, write_seal, write_text
 from bertsmith.models.model import Model
 from bertsmith.report.finetuning import SeedRun
 from bertsmith.runs.finetuning import (
@@ -35,7 +35,7 @@ from bertsmith.runs.result import Result, StoppedRun, print_plain
 from bertsmith.settings import Record
 from bertsmith.tasks.data_source import Tables
 from bertsmith.tasks.predictor import TASK_FILE, Predictor
-from bertsmith.training.finetuning import AnySettings, read_data
+from bertsmith.training.finetuning import AnySettings, FinetuneSettings, read_data
 from bertsmith.training.log import LOG, read_log
 from bertsmith.training.run_config import process_state
 
@@ -61,6 +61,12 @@ class SearchPlan(Record):
             for rate in self.learning_rates
             for seed in self.seeds
         }
+
+    def temporary(self, settings: AnySettings) -> list[str]:
+        """Return the files of the runs that a finished search does not need: it has a copy of the best model."""
+        keeps_checkpoints = not isinstance(settings, FinetuneSettings)
+        names = (*MODEL_FILES, *(() if keeps_checkpoints else ("checkpoints",)))
+        return [f"{run}/{name}" for run in self.runs() for name in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +190,13 @@ def run_search(
             "--seeds and --learning-rates run in one process; with several processes, start one run per --seed"
         )
     with RunFolder(
-        out, settings, inputs=input_paths(settings, start), resume=resume, force=force, device=device
+        out,
+        settings,
+        inputs=input_paths(settings, start),
+        resume=resume,
+        force=force,
+        device=device,
+        temporary=search.temporary(settings),
     ) as run:
         if not resume:
             read_data(settings, *tables)  # bad rows raise before anything is written
@@ -210,8 +222,8 @@ def run_search(
         write_text(out / RECIPE, read_text(out / best / RECIPE))
         predictor = Predictor.load(out, device=device_type(device))
         _write_page(_with(settings, *runs[best]), predictor, tables, summary, out)
-        run.finish(summary)
-        _remove_model(out / best)  # last, because it is the only copy until everything else is written
+        _seal_without_model(out / best)
+        run.finish(summary)  # removes the other copy of the best model last
         _print_result(summary, out)
         return replace(summary, predictor=predictor)
 
@@ -301,9 +313,13 @@ def _remove_worse_models(out: Path, runs: Sequence[str]) -> None:
 
 
 def _remove_model(folder: Path) -> None:
+    _seal_without_model(folder)
     for file in MODEL_FILES:
         (folder / file).unlink(missing_ok=True)
-    write_seal(folder)
+
+
+def _seal_without_model(folder: Path) -> None:
+    write_seal(folder, sealed_files(folder) - set(MODEL_FILES))
 
 
 def _summarise(search: SearchPlan, out: Path) -> SearchResult:

@@ -1,7 +1,7 @@
 """`bertsmith shrink`: make a fine-tuned model elastic, prune units or weights, add early exits, cut its vocabulary."""
 
 import json
-import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -54,7 +54,7 @@ from bertsmith.shrinking.decoder_exits import (
     explain_decoder_exits,
     with_decoder_exits,
 )
-from bertsmith.shrinking.elastic import ElasticSettings, check_head, explain_elastic, remove_stages, shrink_elastic
+from bertsmith.shrinking.elastic import ElasticSettings, check_head, explain_elastic, shrink_elastic, temporary_files
 from bertsmith.shrinking.elastic_metadata import write_elastic_metadata
 from bertsmith.shrinking.exits import (
     ExitSettings,
@@ -64,11 +64,12 @@ from bertsmith.shrinking.exits import (
     make_exit_trainer,
     with_exits,
 )
-from bertsmith.shrinking.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
+from bertsmith.shrinking.prune import TEMPORARY as CUT_FILES
+from bertsmith.shrinking.prune import PruneSettings, explain_prune, make_selector, shrink_prune
 from bertsmith.shrinking.pruned_units import write_pruning_metadata
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
+from bertsmith.shrinking.weights import TEMPORARY as WEIGHT_FILES
 from bertsmith.shrinking.weights import WeightSettings, explain_weights, prepare_masks, shrink_weights, speed_note
-from bertsmith.shrinking.weights import remove_stages as remove_weight_stages
 from bertsmith.tasks.notices import drop_empty_rows
 from bertsmith.tasks.predictor import read_task_record, write_task_record
 from bertsmith.tasks.translation import require_decoder
@@ -245,8 +246,11 @@ class ShrinkRun:
     resume: bool
     force: bool
 
-    def open(self, settings: ShrinkSettings, *more_inputs: Path) -> RunFolder:
-        """Return the output folder; a method claims it after its own checks."""
+    def open(self, settings: ShrinkSettings, *more_inputs: Path, temporary: Sequence[str] = ()) -> RunFolder:
+        """Return the output folder; a method claims it after its own checks.
+
+        `temporary` are patterns of files that are removed when the run is finished.
+        """
         return RunFolder(
             self.out,
             settings,
@@ -254,6 +258,7 @@ class ShrinkRun:
             resume=self.resume,
             force=self.force,
             device=device_type(self.device),
+            temporary=temporary,
         )
 
     def context(self, settings: ShrinkSettings, tables: TaskTables, model: Model | None = None) -> ShrinkContext:
@@ -283,7 +288,7 @@ def run_elastic(run: ShrinkRun, settings: ElasticSettings, tables: TaskTables) -
         augmented_rows = rows if augmenter is None else augmenter.max_rows(rows)
         return print_explanation(settings, explain_elastic(settings, load_fine_tuned(settings), rows, augmented_rows))
     more_inputs = [] if augmenter is None else [model_folder(str(settings.augmentation.model))]
-    with run.open(settings, *more_inputs) as folder:
+    with run.open(settings, *more_inputs, temporary=temporary_files(settings)) as folder:
         context = run.context(settings, tables)
         folder.claim()
         augmented = context.train
@@ -306,7 +311,6 @@ def run_elastic(run: ShrinkRun, settings: ElasticSettings, tables: TaskTables) -
         )
         write_elastic_report(settings, elastic, run.out, task.texts(context.dev.examples))
         folder.finish(result)
-        remove_stages(settings, run.out)
         print_elastic(elastic.metadata, run.out, settings.data)
         context.close()
         return result
@@ -317,7 +321,7 @@ def run_prune(run: ShrinkRun, settings: PruneSettings, tables: TaskTables) -> Pr
     selector = make_selector(settings, load_fine_tuned(settings))  # raises if the share is impossible
     if run.explain:
         return print_explanation(settings, explain_prune(settings, selector, len(tables.train)))
-    with run.open(settings) as folder:
+    with run.open(settings, temporary=CUT_FILES) as folder:
         context = run.context(settings, tables)
         folder.claim()
         _print_notices(folder, tables)
@@ -328,7 +332,6 @@ def run_prune(run: ShrinkRun, settings: PruneSettings, tables: TaskTables) -> Pr
         run.write(settings, pruned.model.cpu())
         write_pruning_metadata(pruned.metadata, run.out)
         result = folder.finish(PruneResult.of(pruned, settings.run.seed))
-        remove_cuts(run.out)
         print_pruned(result, pruned.metadata, run.out)
         context.close()
         return result
@@ -338,7 +341,7 @@ def run_weights(run: ShrinkRun, settings: WeightSettings, tables: TaskTables) ->
     """Prune single weights of a model; write it with its masks and its result."""
     if run.explain:
         return print_explanation(settings, explain_weights(settings, load_fine_tuned(settings), len(tables.train)))
-    with run.open(settings) as folder:
+    with run.open(settings, temporary=WEIGHT_FILES) as folder:
         context = run.context(settings, tables)
         prepare_masks(settings, context.model)  # raises before the folder is emptied
         folder.claim()
@@ -349,7 +352,6 @@ def run_weights(run: ShrinkRun, settings: WeightSettings, tables: TaskTables) ->
             return Result()
         run.write(settings, pruned.model.cpu())
         result = folder.finish(WeightPruningResult.of(pruned, note=speed_note(settings), seed=settings.run.seed))
-        remove_weight_stages(run.out)
         print_weights(result, run.out)
         context.close()
         return result
@@ -362,7 +364,7 @@ def run_exits(run: ShrinkRun, settings: ExitSettings, tables: TaskTables) -> Exi
     if run.explain:
         examples = settings.task.augment(settings.task.examples(tables.train))
         return print_explanation(settings, explain_exits(settings, model, len(examples)))
-    with run.open(settings) as folder:
+    with run.open(settings, temporary=("checkpoints",)) as folder:
         trainer = make_exit_trainer(settings, run.context(settings, tables, model), notices=tables.notices)
         folder.claim()
         ended = run.train(trainer, folder)
@@ -378,7 +380,6 @@ def run_exits(run: ShrinkRun, settings: ExitSettings, tables: TaskTables) -> Exi
                 training=summarise_training(trainer),
             )
         )
-        shutil.rmtree(run.out / "checkpoints", ignore_errors=True)  # the model is written
         print_exits(settings.measure, chosen, run.out)
         trainer.close()
         return result
@@ -398,7 +399,7 @@ def run_decoder_exits(run: ShrinkRun, settings: DecoderExitSettings, tables: Tas
     model = with_decoder_exits(require_decoder(settings.model.load(allows_decoder=True)), settings)
     if run.explain:
         return print_explanation(settings, explain_decoder_exits(settings, model))
-    with run.open(settings) as folder:
+    with run.open(settings, temporary=("checkpoints",)) as folder:
         trainer = pair_trainer(
             settings.learning,
             model,
@@ -428,7 +429,6 @@ def run_decoder_exits(run: ShrinkRun, settings: DecoderExitSettings, tables: Tas
                 training=summarise_training(trainer),
             )
         )
-        shutil.rmtree(run.out / "checkpoints", ignore_errors=True)  # the model is written
         print_depth(chosen, run.out)
         trainer.close()
         return result

@@ -37,6 +37,8 @@ from bertsmith.training.interrupts import explain_faults
 from bertsmith.training.trainer import Trainer
 
 RECIPE = "recipe.toml"
+STAGE_FILES = ("model", "checkpoints")
+"""Folders of a stage that a finished run does not need."""
 
 
 class ShrinkSettings(Record):

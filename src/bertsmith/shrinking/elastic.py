@@ -4,7 +4,6 @@ importance -> rewiring (most important heads and neurons first) -> stages (width
 """
 
 import copy
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, Grid, name_terms
 from bertsmith.objectives.distillation.terms import HiddenStateTerm, LabelTerm, OutputTerm
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
+from bertsmith.shrinking.context import STAGE_FILES, ShrinkContext, ShrinkSettings, Split, freeze_random_features
 from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.importance import ImportanceConfig, Order, orders, rewire
 from bertsmith.shrinking.masked_words import AugmentationConfig
@@ -269,11 +268,9 @@ def describe_subnetworks(
     return ElasticModel(model, metadata, seconds, context.notices)
 
 
-def remove_stages(settings: ElasticSettings, out: Path) -> None:
-    """Remove intermediate models; logs stay."""
-    stages = (out / stage for stage in settings.stages)
-    for folder in (out / REWIRED, *(stage / name for stage in stages for name in ("model", "checkpoints"))):
-        shutil.rmtree(folder, ignore_errors=True)
+def temporary_files(settings: ElasticSettings) -> list[str]:
+    """Return patterns of the intermediate models, which a finished run does not need; logs stay."""
+    return [REWIRED, *(f"{stage}/{name}" for stage in settings.stages for name in STAGE_FILES)]
 
 
 def explain_elastic(settings: ElasticSettings, model: Model, rows: int, augmented: int) -> dict[str, str]:

@@ -3,7 +3,6 @@
 [train gates] -> for each cut: score units, select units, cut, [recover] -> scores and sizes
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +18,7 @@ from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext, load_together
+from bertsmith.shrinking.context import STAGE_FILES, ShrinkContext, load_together
 from bertsmith.shrinking.importance import Importance, ImportanceConfig
 from bertsmith.shrinking.prune_selection import PruneConfig, Selector, Shares, magnitude, schedule
 from bertsmith.shrinking.pruned_units import (
@@ -39,6 +38,8 @@ from bertsmith.training.task_trainer import task_trainer
 from bertsmith.training.trainer import Trainer
 
 CUTS, GATES, RECOVERY = "cuts", "gates", "recovery"
+TEMPORARY = (CUTS, *(f"{stage}/{name}" for stage in (GATES, f"{RECOVERY}/*") for name in STAGE_FILES))
+"""Patterns of the intermediate models, which a finished run does not need; logs stay."""
 CUT_FILE = "kept.json"
 
 
@@ -287,13 +288,6 @@ def describe_pruned(
         flops_before=float(whole.encoder.flops(length)) * length,
     )
     return PrunedModel(model, metadata, evaluation, tuple(cut.summary for cut in cuts), sizes, seconds)
-
-
-def remove_cuts(out: Path) -> None:
-    """Remove intermediate models; logs stay."""
-    shutil.rmtree(out / CUTS, ignore_errors=True)
-    for folder in (out / GATES, *(out / RECOVERY).glob("*")):
-        shutil.rmtree(folder / "model", ignore_errors=True)
 
 
 def explain_prune(settings: PruneSettings, selector: Selector, examples: int) -> dict[str, str]:

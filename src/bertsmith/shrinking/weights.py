@@ -5,7 +5,6 @@ one_shot: prune at once                        -> train with fixed masks
 """
 
 import copy
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -28,13 +27,15 @@ from bertsmith.models.masks import (
 )
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext
+from bertsmith.shrinking.context import STAGE_FILES, ShrinkContext
 from bertsmith.shrinking.recovery import RecoverySettings, recovery_trainer
 from bertsmith.tasks.base import Evaluation
 from bertsmith.training.task_trainer import FinetuneRunConfig
 from bertsmith.training.trainer import Trainer
 
 PRUNING, RECOVERY = "pruning", "recovery"
+TEMPORARY = tuple(f"{stage}/{name}" for stage in (PRUNING, RECOVERY) for name in STAGE_FILES)
+"""Intermediate models, which a finished run does not need; logs stay."""
 SPEED_NOTE = (
     "Pruned weights are zeros in dense matrices: the model is not faster, and model.safetensors is not smaller. Only "
     "compressed or sparse files are smaller."
@@ -240,12 +241,6 @@ def make_pruning(
     trainer = recovery_trainer(settings, model, context, out, run=run, show=show, before_step=prune)
     assert trainer.method.run.steps == schedule.steps, "the schedule must end with the run"
     return trainer
-
-
-def remove_stages(out: Path) -> None:
-    """Remove intermediate models; logs stay."""
-    for stage in (PRUNING, RECOVERY):
-        shutil.rmtree(out / stage / "model", ignore_errors=True)
 
 
 def speed_note(settings: WeightSettings) -> str:

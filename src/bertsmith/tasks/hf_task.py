@@ -29,7 +29,10 @@ def hf_task_record(folder: Path) -> Plain | None:
     """Return the task and the sequences of a fine-tuned Hugging Face folder; None if it has no task that we know."""
     path = encoder_folder(folder) / "config.json"
     data = HfConfig(read_json(path)) if path.is_file() else HfConfig()
-    architecture = next(iter(data.get("architectures") or []), "")
+    architectures = data.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise InputError(f"{str(path)!r}: architectures is {architectures!r}; allowed: a list of class names")
+    architecture = next(iter(architectures), "")
     is_embedder = (folder / MODULES_FILE).is_file()
     kind = "embedding" if is_embedder else _kind(str(architecture).partition("For")[2], data)
     if kind is None:
@@ -67,7 +70,7 @@ def _kind(ending: str, data: HfConfig) -> str | None:
     if problem is None:  # the rule of transformers
         return "regression" if len(read_labels(data)) == 1 else "classification"
     kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
-    if problem not in kinds:
+    if not isinstance(problem, str) or problem not in kinds:
         raise InputError(f"config.json: problem_type is {problem!r}; {nearest(str(problem), kinds)}")
     return kinds[problem]
 

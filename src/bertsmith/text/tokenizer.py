@@ -21,6 +21,8 @@ from bertsmith.text.word_cache import WordCache, concatenated_ranges
 
 TokenizerContent: TypeAlias = dict[str, Any]
 """The content of a tokenizer.json, or one of its sections."""
+MAX_MISSING_IDS = 100_000
+"""Ids without a token that a tokenizer.json may have; the library allocates memory for each."""
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -51,14 +53,57 @@ def bert_template(start: int, separator: int) -> processors.TemplateProcessing:
 
 def _read_json(path: Path) -> tokenizers.Tokenizer:
     text = read_text(path)
-    if not isinstance(parse_json(text, str(path)), dict):
+    content = parse_json(text, str(path))
+    if not isinstance(content, dict):
         raise InputError(f"tokenizer file {str(path)!r} is not a JSON object")
+    defect = _defect(content)
+    if defect is not None:
+        raise InputError(f"tokenizer file {str(path)!r} is damaged: {defect}; restore the file")
     try:
         return tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library raises bare exceptions, and Rust panics
         raise InputError(f"tokenizer file {str(path)!r} is not a usable tokenizer.json: {first_line(error)}") from None
+
+
+def _defect(content: TokenizerContent) -> str | None:
+    """Return an error of a tokenizer.json for which the library allocates too much memory or ends the process."""
+    try:
+        ids = _token_ids(content)
+        if ids and max(ids) > len(ids) + MAX_MISSING_IDS:
+            return f"it has {len(ids):,} tokens, but one has the id {max(ids):,}"
+        return _template_defect(content.get("post_processor"), ids)
+    except (AttributeError, KeyError, TypeError):  # sections of another shape, which the library describes
+        return None
+
+
+def _token_ids(content: TokenizerContent) -> set[int]:
+    """Return the ids of the vocabulary, which is a list in a Unigram model, and of added tokens."""
+    vocabulary = content["model"]["vocab"]
+    own = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return {*own, *(token["id"] for token in content.get("added_tokens") or ())}
+
+
+def _template_defect(processor: Any, ids: set[int]) -> str | None:
+    """Return the first error in the templates of a post-processor, which may be a sequence of several."""
+    if processor is None:
+        return None
+    if processor["type"] == "Sequence":
+        return next(filter(None, (_template_defect(inner, ids) for inner in processor["processors"])), None)
+    if processor["type"] != "TemplateProcessing":
+        return None
+    special = processor["special_tokens"]
+    missing = sorted({token_id for token in special.values() for token_id in token["ids"]} - ids)
+    if missing:
+        return f"post_processor has the id {missing[0]}, which is not in the vocabulary"
+    for kind in ("single", "pair"):
+        for piece in processor[kind]:
+            if "SpecialToken" in piece and piece["SpecialToken"]["id"] not in special:
+                return f"post_processor names {piece['SpecialToken']['id']!r}, which is not one of its special_tokens"
+            if kind == "single" and "Sequence" in piece and piece["Sequence"]["id"] == "B":
+                return "post_processor has a second text in the template of a single one"
+    return None
 
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
@@ -613,9 +658,14 @@ class Tokenizer:
         # the fast method omits offsets and word indices
         fast = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
         encode = self._backend.encode_batch if has_words else fast
-        encodings: list[tokenizers.Encoding] = encode(
-            inputs, add_special_tokens=add_special_tokens, is_pretokenized=is_pretokenized
-        )
+        try:
+            encodings: list[tokenizers.Encoding] = encode(
+                inputs, add_special_tokens=add_special_tokens, is_pretokenized=is_pretokenized
+            )
+        except (TypeError, MemoryError):
+            raise
+        except Exception as error:  # the library raises bare exceptions, such as for a missing unknown token
+            raise InputError(f"the tokenizer cannot encode a text: {first_line(error)}; restore its file") from None
         return encodings
 
     def decode(self, ids: Iterable[int]) -> str:

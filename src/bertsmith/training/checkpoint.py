@@ -1,6 +1,5 @@
 """Checkpoints of a run: written atomically, verified when read; the last few and the best are kept."""
 
-import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from bertsmith.checkpoint.files import copy_tensors, read_tensors, write_tensors
 from bertsmith.checkpoint.masks import restore_masks
 from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.errors import InputError
-from bertsmith.files import NewFolder, read_json, seal_defects, write_json, write_seal
+from bertsmith.files import NewFolder, read_json, remove_folder, seal_defects, write_json, write_seal
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import Plain, check_same
@@ -203,4 +202,4 @@ def _prune(folder: Path, progress: Progress, keep: int) -> None:
     names = {path.name for path in paths[-keep:]} | {f"step-{progress.best_step:08d}"}
     for path in paths:
         if path.name not in names:
-            shutil.rmtree(path)
+            remove_folder(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from safetensors import SafetensorError
+from torch.distributed import DistError
 
 from bertsmith.errors import InputError
 
@@ -77,6 +78,8 @@ def explain_faults(out: Path, training: Path | None = None) -> Iterator[None]:
 
 def _reason(error: Exception) -> str | None:
     """Return the reason in one line; None for an error that is clear already, or that is a bug."""
+    if isinstance(error, DistError) or "gloo" in str(error):
+        return "the connection to another process of the run broke, which has probably ended"
     # a data loader worker passes its error on as a traceback that ends with the error's own line
     is_from_reader = "DataLoader worker" in str(error)
     if isinstance(error, RuntimeError | InputError) and not is_from_reader:

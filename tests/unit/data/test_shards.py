@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -93,6 +95,26 @@ def test_open_shards_are_limited(built, monkeypatch):
     for document in (*range(len(corpus)), 0, len(corpus) - 1):
         assert corpus.read(document, 0, 4).tolist() == expected.read(document, 0, 4).tolist()
         assert len(corpus._opened) <= 2
+
+
+def test_shard_that_is_cut_while_it_is_read_raises(built, tmp_path):
+    """A memory map would end the process by SIGBUS."""
+    folder = tmp_path / "corpus"
+    shutil.copytree(built[0], folder)
+    corpus = TokenCorpus(folder)
+    corpus.read(0, 0, 2)
+    shard = folder / corpus.manifest.shards["train"][0].file
+    os.truncate(shard, 8 * (corpus.manifest.shards["train"][0].documents + 1))
+    for read in (lambda: corpus.read(0, 0, 2), lambda: corpus.sentence_starts(0)):
+        with pytest.raises(InputError, match=r"train-000000.shard' was cut while it was read: .* restore it"):
+            read()
+
+
+def test_long_reads_in_parts_are_complete(built, monkeypatch):
+    corpus = TokenCorpus(built[0])
+    whole, pread = corpus.read(1, 0, 6), os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, position: pread(file, min(size, 5), position))
+    assert (corpus.read(1, 0, 6) == whole).all()
 
 
 def test_document_out_of_range_raises_index_error(built):

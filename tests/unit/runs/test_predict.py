@@ -1,6 +1,7 @@
 """evaluate and predict with a fine-tuned model: input formats, output files, invalid input."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,15 @@ def test_invalid_input_prints_one_line_and_writes_nothing(
     assert message in output
     assert output.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("labels", [["no"], ["no", "yes", "maybe"]])
+def test_task_with_other_labels_than_outputs_raises(labels: list[str], single: Path, tmp_path: Path) -> None:
+    shutil.copytree(single, tmp_path / "model")
+    record = json.loads((single / "task.json").read_text())
+    (tmp_path / "model" / "task.json").write_text(json.dumps({**record, "task": {**record["task"], "labels": labels}}))
+    with pytest.raises(InputError, match=f"the model has 2 outputs, but task.labels .* lists {len(labels)}"):
+        bertsmith.predict(tmp_path / "model", text=["a"], device="cpu")
 
 
 def test_model_without_task_raises(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Fine-tuned Hugging Face folders are task models: task, labels and columns are found without task.json."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,20 @@ def test_task_follows_from_class_and_labels(
     assert predictor.task.kind == task["kind"]
     assert predictor.model.torch_model is not None
     predictor.model.torch_model.task_head  # noqa: B018 (raises if the model has no task head)
+
+
+@pytest.mark.parametrize("name", ["architectures", "problem_type", "id2label", "num_labels", "max_position_embeddings"])
+@pytest.mark.parametrize("value", [2, -1, 1 << 63, 1e308, "x", [], [[]], [2], {}, {"0": 1}, True])
+def test_any_value_in_config_gives_a_task_or_an_error(name: str, value: object, tmp_path: Path) -> None:
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "a", "1": "b"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32, name: value}))
+    with suppress(InputError):
+        record = hf_task_record(tmp_path)
+        assert record is None or record["task"]["kind"] in ("classification", "regression")
 
 
 def test_encoders_have_no_task(corpus_folder: Path, tmp_path: Path) -> None:

@@ -295,6 +295,50 @@ def test_broken_files_raise(tmp_path, name, content, message):
         Tokenizer.load(tmp_path / name)
 
 
+def high_id(content):
+    content["model"]["vocab"]["##s"] = 1 << 31
+
+
+def unlisted_token(content):
+    special = content["post_processor"]["special_tokens"]
+    special["[OTHER]"] = special.pop("[SEP]")
+
+
+def foreign_id(content):
+    content["post_processor"]["special_tokens"]["[SEP]"]["ids"] = [12_345]
+
+
+def second_text(content):
+    content["post_processor"]["single"].append({"Sequence": {"id": "B", "type_id": 1}})
+    content["post_processor"] = {"type": "Sequence", "processors": [content["post_processor"]]}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (high_id, "one has the id 2,147,483,648"),
+        (unlisted_token, r"names '\[SEP\]', which is not one of its special_tokens"),
+        (foreign_id, "has the id 12345, which is not in the vocabulary"),
+        (second_text, "has a second text in the template of a single one"),
+    ],
+)
+def test_file_that_would_end_the_process_raises(folder, tmp_path, damage, message):
+    """The tokenizers library panics on it, or aborts because it allocates too much memory."""
+    content = Tokenizer.load(folder).content
+    damage(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_text_that_the_library_cannot_encode_raises(folder, tmp_path):
+    content = Tokenizer.load(folder).content
+    content["model"]["unk_token"] = "[OTHER]"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="cannot encode a text: WordPiece error: Missing"):
+        Tokenizer.load(tmp_path).encode(["\u2603"])
+
+
 def test_missing_files_raise(tmp_path):
     with pytest.raises(InputError, match=r"has neither tokenizer\.json nor vocab\.txt"):
         Tokenizer.load(tmp_path)

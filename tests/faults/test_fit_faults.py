@@ -145,6 +145,8 @@ def test_resume_with_another_budget(model: Path, data: Path, tmp_path: Path, mon
     [
         ([], "no budget is set"),
         (["--latency-ms", "-3"], "budget.latency_ms is -3.0"),
+        (["--latency-ms", "0.000001"], "--latency-ms is 1e-06, but the smallest sub-network takes"),
+        (["--size-mb", "0.0001"], "--size-mb is 0.0001, but the layers of the smallest sub-network alone take"),
         (["--latency-ms", "3", "--engine", "onnx"], "--engine is 'onnx'"),
         (["--latency-ms", "3", "--precision", "int9"], "search.precisions"),
         (["--latency-ms", "3", "--length", "4000"], "--length is 4000; the model takes at most 32"),

@@ -27,9 +27,18 @@ from bertsmith.shrinking.fit.candidates import (
 )
 from bertsmith.shrinking.fit.evolution import Space, evolve
 from bertsmith.shrinking.fit.finals import Finals, Watch, nearest_miss
-from bertsmith.shrinking.fit.measure import BUSY, Conditions, Measurer, Workload, in_fresh_process, usable_cores
-from bertsmith.shrinking.fit.settings import Costs, FitSettings
+from bertsmith.shrinking.fit.measure import (
+    BUSY,
+    MEGABYTE,
+    Conditions,
+    Measurer,
+    Workload,
+    in_fresh_process,
+    usable_cores,
+)
+from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
+from bertsmith.shrinking.subnetworks import subnet_costs
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
 from bertsmith.tasks.data_source import hold_out, parse_columns, task_splits
 from bertsmith.tasks.degenerate import DEGENERATE
@@ -40,6 +49,8 @@ from bertsmith.toml import read_toml
 
 RECIPE = "recipe.toml"
 DATA_LENGTHS = 16  # quantiles of the lengths of the data
+MIN_BYTES = 1  # of a weight in any precision
+MAX_SPEEDUP = 50  # of any engine beside PyTorch; tiny networks, whose time is overhead, reach about 20
 
 
 @dataclass
@@ -97,6 +108,7 @@ def prepare(settings: FitSettings) -> FitInputs:
     lengths = [length for workload in workloads for length in workload.lengths]
     modes, mode_notices = available_modes(search, lengths)
     notices += mode_notices
+    refuse_impossible(budget, model, grid, min(lengths))
     if not is_elastic:
         notices.append(
             "the model is not elastic (it has no elastic.json), so its smaller sub-networks were never trained; "
@@ -105,6 +117,25 @@ def prepare(settings: FitSettings) -> FitInputs:
     if scorer.is_degenerate():
         notices.append(DEGENERATE)
     return FitInputs(settings, model, record, table, train, scorer, conditions, grid, is_elastic, modes, notices)
+
+
+def refuse_impossible(budget: BudgetConfig, model: Model, grid: Sequence[Subnet], length: int) -> None:
+    """Raise InputError for a size or latency that no candidate can have, before anything is scored or measured."""
+    smallest = min(grid, key=lambda subnet: subnet.width * subnet.depth)
+    (cost,) = subnet_costs(model, [smallest], length)
+    weights = cost.parameters - sum(weight.numel() for weight in model.encoder.embedding.parameters())
+    size_mb, latency_ms = weights * MIN_BYTES / MEGABYTE, cost.latency_ms / MAX_SPEEDUP
+    if budget.size_mb is not None and budget.size_mb < size_mb:
+        raise InputError(
+            f"--size-mb is {budget.size_mb:g}, but the layers of the smallest sub-network alone take {size_mb:.3g} MB "
+            "in 8 bits; raise it or start from a smaller model"
+        )
+    if budget.latency_ms is not None and budget.latency_ms < latency_ms:
+        raise InputError(
+            f"--latency-ms is {budget.latency_ms:g}, but the smallest sub-network takes {cost.latency_ms:.3g} ms in "
+            f"PyTorch here for one text of {length} tokens, and no engine is {MAX_SPEEDUP} times as fast; raise it or "
+            "start from a smaller model"
+        )
 
 
 def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | None, list[str]]:

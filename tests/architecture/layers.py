@@ -44,7 +44,7 @@ START, END = "<!-- layers: written by tests/architecture/layers.py -->", "<!-- e
 
 def folder_map() -> str:
     """Return the folders with one line each, for README.md."""
-    lines = [f"  {name + '/':<13}{LAYERS[name]}" for name in _FOLDERS]
+    lines = [f"  {name + '/':<14}{LAYERS[name]}" for name in _FOLDERS]
     return "\n".join([START, "```", "src/bertsmith/", *lines, "```", END])
 
 

@@ -66,7 +66,12 @@ class Record(BaseModel, metaclass=_RecordType):
     """A frozen, strict group of settings. A docstring under a field is its help text."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # fields of any type may have them: null would be another value
     )
     short_field: ClassVar[str | None] = None
     """Field whose value alone stands for the record, as the activation of a hidden layer; None for no short form."""

@@ -1,6 +1,7 @@
 """Read and write recipes as TOML, and apply overrides such as `schedule.warmup=0.1`."""
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,8 @@ def _toml_value(value: Any) -> str:
         return f"{{{inner}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf, nan
     # JSON and TOML write strings, numbers and booleans alike, except for this control character
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -136,6 +136,7 @@ EXPORTED_HEADS = {
     "deberta-v2": {"masked_tokens", "pooler", "replaced_tokens", "mask_decoder"},
     "modernbert": {"masked_tokens"},
     "marian": {"next_token"},
+    "mpnet": {"masked_tokens", "pooler"},
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from bertsmith.report.page import shorten
+from bertsmith.errors import shorten
 
 COLOURS = 8  # --series-1 to --series-8 in base.css
 MAX_CURVE_POINTS = 800  # more are indistinguishable on a screen

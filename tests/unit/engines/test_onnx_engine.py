@@ -159,7 +159,9 @@ def test_overlong_sequence_raises(exported: dict[str, Path]) -> None:
 
 
 def test_errors_leave_no_files(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="precision is 'bfloat16' with the engine onnxruntime; allowed: float32, int8"):
+    with pytest.raises(
+        InputError, match="precision is 'bfloat16' with the engine onnxruntime; allowed: float32, float16, int8"
+    ):
         write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="bfloat16"))
     with pytest.raises(InputError, match="precision is 'int8_static', which needs samples"):
         write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="int8_static"))

@@ -134,7 +134,7 @@ def test_invalid_streams_raise(model: Model) -> None:
         model.encode_stream("a text")
     with pytest.raises(InputError, match="precision is 'half'"):
         model.encode_stream(["a"], precision="half")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"texts\[1\] is a int"):
+    with pytest.raises(InputError, match=r"texts\[1\] is int"):
         list(model.encode_stream(["a", 3]))  # type: ignore[list-item]
 
 

@@ -207,7 +207,7 @@ def test_encode_without_padding_and_with_invalid_arguments(folder):
     assert tokenizer.encode([])["input_ids"].shape == (0, 0)
     for arguments, message in [
         (("the",), "texts is a string"),
-        ((["the", 3],), r"texts\[1\] is a int"),
+        ((["the", 3],), r"texts\[1\] is int"),
         ((["the"], ["a", "b"]), "pairs has length 2 and texts 1"),
         ((["the"], ["a"], 3), "max_length is 3; at least 4"),
     ]:

@@ -12,7 +12,7 @@ READERS = ["model", "model without seal", "task.json", "ONNX folder without seal
 def test_small_trial_finds_no_fault() -> None:
     """In a process of its own, because the trial forks: threads of other tests would not survive."""
     script = Path(__file__).with_name("chaos.py")
-    amounts = ["--kills", "6", "--mutations", "60", "--seed", "1"]
+    amounts = ["--kills", "2", "--mutations", "30", "--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     trial = subprocess.run(
         [sys.executable, str(script), *amounts, "--only", *COMMANDS, *READERS],

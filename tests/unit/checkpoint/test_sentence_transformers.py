@@ -164,7 +164,10 @@ print(json.dumps([encoder, modules, vectors, "bertsmith" in sys.modules]))
 """A program that opens a folder with sentence-transformers alone."""
 
 
-@pytest.mark.parametrize("window", [3, None], ids=["local attention", "global attention"])
+@pytest.mark.parametrize(
+    "window",
+    [pytest.param(3, marks=pytest.mark.slow, id="local attention"), pytest.param(None, id="global attention")],
+)
 def test_modern_embedder_is_native(base: Model, window: int | None, tmp_path: Path) -> None:
     tokenizer = base.require_tokenizer()
     sizes = {"width": 24, "layers": 4, "heads": 2, "max_length": 40, "window": 3, "init_std": 0.3}

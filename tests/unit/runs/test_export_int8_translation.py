@@ -29,7 +29,7 @@ def model(pairs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["--precision", "int8"],
         pytest.param(["--precision", "int8_weights"], marks=pytest.mark.slow),
         pytest.param(["--precision", "int8_static"], marks=pytest.mark.slow),
-        ["--precision", "int8_static", "--calibration", "kl"],
+        pytest.param(["--precision", "int8_static", "--calibration", "kl"], marks=pytest.mark.slow),
     ],
 )
 def test_exported_translation_model(flags: list[str], model: Path, pairs_folder: Path, tmp_path: Path) -> None:

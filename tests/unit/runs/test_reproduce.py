@@ -183,6 +183,7 @@ def own_data(texts: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_table_of_the_documentation_runs_from_end_to_end(own_data: Path, tmp_path: Path) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 40

@@ -182,7 +182,7 @@ def demo(
     epochs: float | None = None,
     force: ForceFlag = False,
 ) -> DemoResult | StoppedRun:
-    """Run the whole pipeline on this machine, in under five minutes on two cores, without data or a GPU.
+    """Run the whole pipeline on this machine, in four to seven minutes on two cores, without data or a GPU.
 
     Fills masks and finds similar support-desk messages with the bundled model, fine-tunes it to classify the messages
     beside a linear baseline, makes it elastic, and finds the best size, engine and precision that is more than three

@@ -106,7 +106,7 @@ FROM_BUNDLED = DemoPlan(
     epochs=3.5,
     elastic_share=0.3,
     min_elastic_epochs=0.1,
-    # the head starts with a regression on the frozen encoder: most of the score on two thousand rows
+    # two thousand rows are few: the head starts with a regression on the frozen encoder
     finetune=(
         "sequences.length=64",
         "batch.examples=32",
